@@ -1,0 +1,7 @@
+"""JAX code inside Keras, on its JAX and TensorFlow backends, out to SavedModels."""
+
+from jaxbridge.export import ExportReport as ExportReport
+from jaxbridge.export import export_saved_model as export_saved_model
+from jaxbridge.export import serve_without_jax as serve_without_jax
+from jaxbridge.layers.flax_layer import FlaxLayer as FlaxLayer
+from jaxbridge.layers.jax_layer import JaxLayer as JaxLayer

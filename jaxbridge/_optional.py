@@ -1,0 +1,40 @@
+"""The only place that imports an optional package, or says how to install it."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+from jaxbridge.errors import MissingDependencyError
+
+#: Module name -> (the package on PyPI, the extra of jaxbridge that brings it).
+EXTRAS = {
+    "tensorflow": ("tensorflow", "tensorflow"),
+    "flax": ("flax", "flax"),
+    "haiku": ("dm-haiku", "haiku"),
+    "equinox": ("equinox", "equinox"),
+}
+
+
+def require(name: str, needed_for: str) -> ModuleType:
+    """Imports the module `name` (such as "flax.linen") and returns it.
+
+    Args:
+        name: a dotted module name whose first part is a key of `EXTRAS`.
+        needed_for: what the user asked for, to begin the sentence of the error with.
+
+    Raises:
+        MissingDependencyError: the package is not installed. An import error inside an installed package is not
+            covered up: it is raised as it is.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        root = name.split(".")[0]
+        if error.name != root:
+            raise
+        package, extra = EXTRAS[root]
+        raise MissingDependencyError(
+            f"{needed_for} needs {package}, which is not installed. "
+            f"Install it with `pip install {package}` or `pip install 'jaxbridge[{extra}]'`."
+        ) from error

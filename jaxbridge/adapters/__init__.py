@@ -1,0 +1,1 @@
+"""Floor 2: one file per module library, each making a PureModel of that library's modules."""

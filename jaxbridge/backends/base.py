@@ -1,0 +1,79 @@
+"""What a Keras backend can do for a layer."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jaxbridge.core.shapes import Signature
+
+#: `fn(params, state, seeds, inputs) -> (outputs, new_state)`: lists of arrays, a pytree of seed states (or None), a list
+#: of arrays; a pytree of arrays and a list of arrays.
+PureFunction = Callable[[list[Any], list[Any], Any, list[Any]], tuple[Any, list[Any]]]
+
+
+class Backend(abc.ABC):
+    """One Keras backend. Stateless; one instance per process."""
+
+    #: Whether functions are only ever traced at concrete sizes.
+    concrete_shapes: bool
+
+    @abc.abstractmethod
+    def lift(
+        self,
+        fn: PureFunction,
+        variables: tuple[list[Any], list[Any], Any],
+        inputs: Signature,
+        platforms: Sequence[str] | None,
+    ) -> PureFunction:
+        """Makes a pure JAX function callable on this backend's tensors.
+
+        Laws: the result gives what `fn` gives, up to rounding; its gradient is that of `fn`; outside a trace it runs
+        compiled, and a second call with inputs that agree with the same signature traces nothing; inputs that do not
+        agree with the signature's declared shapes raise a ShapeError (in a graph of unknown sizes: an assertion).
+
+        Args:
+            fn: the function.
+            variables: an example of its first three arguments, for their structure, shapes and dtypes.
+            inputs: shapes and dtypes of its fourth argument.
+            platforms: platforms to lower for; None for the one in use, plus "cpu".
+        """
+
+    @abc.abstractmethod
+    def build_scope(self) -> contextlib.AbstractContextManager[Any]:
+        """Returns a context in which variables may be created although a function is being traced."""
+
+    @abc.abstractmethod
+    def seed_words(self, seed: Any) -> Any:
+        """Returns a Keras seed state `[s, n]` as uint32[2]."""
+
+    @abc.abstractmethod
+    def static_flag(self, flag: Any) -> bool | None:
+        """Returns a training flag given as a tensor as a bool; None where only the running graph knows it."""
+
+    @abc.abstractmethod
+    def serving_function(
+        self,
+        fn: Callable[[Sequence[Any], Sequence[Any]], tuple[Any, list[Any]]],
+        variables: Sequence[Any],
+        inputs: Signature,
+        platforms: Sequence[str],
+    ) -> Callable[[list[Any], list[Any]], tuple[Any, list[Any]]]:
+        """Makes a function of this backend's tensors callable on TensorFlow tensors, inside a `tf.function`.
+
+        Args:
+            fn: `fn(variables, inputs) -> (outputs, new_state)`, of lists of this backend's tensors.
+            variables: an example of its first argument, as TensorFlow variables.
+            inputs: shapes and dtypes of its second argument.
+            platforms: platforms to lower for.
+        """
+
+    @abc.abstractmethod
+    def serving_platforms(self) -> tuple[str, ...]:
+        """Returns the platforms that an export runs on by default: the one TensorFlow sees, plus "cpu"."""
+
+    def shape(self, tensor: Any) -> tuple[int | None, ...]:
+        """Returns the static shape of a tensor, None where a size is not known."""
+        return tuple(tensor.shape)

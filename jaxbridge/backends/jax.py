@@ -1,0 +1,74 @@
+"""Keras on JAX."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxbridge.backends.base import Backend, PureFunction
+from jaxbridge.core.shapes import Signature
+
+
+class JaxBackend(Backend):
+    concrete_shapes = True
+
+    def lift(
+        self,
+        fn: PureFunction,
+        variables: tuple[list[Any], list[Any], Any],
+        inputs: Signature,
+        platforms: Sequence[str] | None,
+    ) -> PureFunction:
+        # Also inside a trace: the inner jit keeps the function's jaxpr for the next layer call of the same shapes.
+        jitted = jax.jit(fn)
+        if not inputs.declared:
+            return jitted
+
+        def checked(params: list[Any], state: list[Any], seeds: Any, leaves: list[Any]) -> tuple[Any, list[Any]]:
+            shapes = [leaf.shape for leaf in leaves]
+            # In a model that is being exported sizes may be symbols, whose constraints are the export's.
+            if all(isinstance(size, int) for shape in shapes for size in shape):
+                inputs.check(shapes)
+            return jitted(params, state, seeds, leaves)
+
+        return checked
+
+    def build_scope(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+    def seed_words(self, seed: Any) -> Any:
+        return seed
+
+    def static_flag(self, flag: Any) -> bool | None:
+        return None if isinstance(flag, jax.core.Tracer) else bool(np.asarray(flag))
+
+    def serving_function(
+        self,
+        fn: Callable[[Sequence[Any], Sequence[Any]], tuple[Any, list[Any]]],
+        variables: Sequence[Any],
+        inputs: Signature,
+        platforms: Sequence[str],
+    ) -> Callable[[list[Any], list[Any]], tuple[Any, list[Any]]]:
+        # The whole model is one function and is converted as one; TensorFlow is needed only from here on.
+        from jaxbridge.jax2tf import convert
+
+        texts = [None] * len(variables), list(inputs.shapes)
+        converted = convert(
+            fn,
+            polymorphic_shapes=texts,
+            polymorphic_constraints=inputs.constraints,
+            native_serialization_platforms=tuple(platforms),
+        )
+        return lambda values, tensors: converted(values, tensors)
+
+    def serving_platforms(self) -> tuple[str, ...]:
+        from jaxbridge.jax2tf.platforms import default_platforms
+
+        return default_platforms()
+
+
+BACKEND = JaxBackend()

@@ -1,0 +1,144 @@
+"""Keras on TensorFlow."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxbridge._optional import require
+from jaxbridge.backends.base import Backend, PureFunction
+from jaxbridge.core.ladder import unknown_shape_error
+from jaxbridge.core.shapes import Signature
+
+require("tensorflow", "A jaxbridge layer on Keras' TensorFlow backend")
+
+import tensorflow as tf  # noqa: E402
+
+from jaxbridge.jax2tf import _tf_private  # noqa: E402
+from jaxbridge.jax2tf.call_module import tf_dtype  # noqa: E402
+from jaxbridge.jax2tf.convert import Conversion  # noqa: E402
+from jaxbridge.jax2tf.lowering import LoweringOptions  # noqa: E402
+from jaxbridge.jax2tf.platforms import default_platforms  # noqa: E402
+
+
+class TensorFlowBackend(Backend):
+    concrete_shapes = False
+
+    def lift(
+        self,
+        fn: PureFunction,
+        variables: tuple[list[Any], list[Any], Any],
+        inputs: Signature,
+        platforms: Sequence[str] | None,
+    ) -> PureFunction:
+        return _Lifted(fn, variables, inputs, LoweringOptions(tuple(platforms or default_platforms())))
+
+    def build_scope(self) -> contextlib.AbstractContextManager[Any]:
+        return tf.init_scope()
+
+    def seed_words(self, seed: Any) -> Any:
+        return tf.cast(seed, tf.uint32)
+
+    def static_flag(self, flag: Any) -> bool | None:
+        value = tf.get_static_value(flag)
+        return None if value is None else bool(value)
+
+    def serving_function(
+        self,
+        fn: Callable[[Sequence[Any], Sequence[Any]], tuple[Any, list[Any]]],
+        variables: Sequence[Any],
+        inputs: Signature,
+        platforms: Sequence[str],
+    ) -> Callable[[list[Any], list[Any]], tuple[Any, list[Any]]]:
+        return fn
+
+    def serving_platforms(self) -> tuple[str, ...]:
+        return default_platforms()
+
+    def shape(self, tensor: Any) -> tuple[int | None, ...]:
+        return tuple(tensor.shape.as_list())
+
+
+BACKEND = TensorFlowBackend()
+
+
+class _Lifted:
+    """A pure function on tensors: added to the graph that is being traced, or run as a `tf.function` of its own."""
+
+    def __init__(self, fn: PureFunction, variables: Any, inputs: Signature, options: LoweringOptions):
+        self._fn, self._options = fn, options
+        self._fixed, self._treedef = _fixed_signature(variables, inputs)
+        self._inputs = inputs
+        self._conversion = self._convert(inputs)
+        self._static: dict[tuple[tuple[int, ...], ...], Conversion] | None = None
+        try:
+            self._conversion.function.traced  # noqa: B018  now, so that what cannot be traced is known before a call
+        except Exception as error:  # whatever the user's function raises at symbolic sizes
+            if not inputs.symbols():
+                raise
+            self._failure = error
+            self._static = {}
+        self._functions: dict[Any, Any] = {}
+        self._lock = threading.RLock()
+
+    def _convert(self, inputs: Signature) -> Conversion:
+        signature = Signature(
+            (*self._fixed[0], *inputs.shapes), (*self._fixed[1], *inputs.dtypes), inputs.constraints, inputs.declared
+        )
+        return Conversion(self._fn, self._treedef, signature, self._options)
+
+    def __call__(self, params: list[Any], state: list[Any], seeds: Any, leaves: list[Any]) -> tuple[Any, list[Any]]:
+        tensors = jax.tree.leaves((params, state, seeds, leaves))
+        conversion = self._conversion if self._static is None else self._at_static_sizes(leaves)
+        if tf.executing_eagerly() and not tf.config.functions_run_eagerly():
+            return self._compiled(conversion, tensors)
+        return conversion(tensors, True)
+
+    def _compiled(self, conversion: Conversion, tensors: list[Any]) -> Any:
+        """Runs the conversion as a `tf.function`: one with residuals where a tape records, one without elsewhere."""
+        key = (conversion, _tf_private.is_recorded(tensors))
+        with self._lock:
+            if key not in self._functions:
+                signature = [
+                    tf.TensorSpec(shape, tf_dtype(np.dtype(dtype)))
+                    for shape, dtype in zip(
+                        conversion.signature.keras_shapes(), conversion.signature.dtypes, strict=True
+                    )
+                ]
+                self._functions[key] = tf.function(
+                    lambda *args: conversion(args, True), input_signature=signature, autograph=False
+                )
+            function = self._functions[key]
+        return function(*tensors)
+
+    def _at_static_sizes(self, leaves: list[Any]) -> Conversion:
+        """Returns the conversion for exactly these sizes, for functions that cannot be traced with symbols."""
+        assert self._static is not None
+        shapes = tuple(tuple(leaf.shape.as_list()) for leaf in leaves)
+        if any(None in shape for shape in shapes):
+            raise unknown_shape_error(self._failure, self._inputs) from self._failure
+        self._inputs.check(shapes)
+        if not self._static:
+            warnings.warn(
+                f"A function cannot be traced for unknown sizes ({type(self._failure).__name__}: "
+                f"{str(self._failure).splitlines()[0]}), so it is converted anew for every new input shape. Say what is "
+                "known of the sizes with `polymorphic_shapes`, or make them fixed with `keras.Input(..., batch_size=)`.",
+                stacklevel=2,
+            )
+        if shapes not in self._static:
+            self._static[shapes] = self._convert(self._inputs.at_sizes(shapes))
+        return self._static[shapes]
+
+
+def _fixed_signature(variables: Any, inputs: Signature) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], Any]:
+    """Returns shapes and dtypes of params, state and seeds, and the treedef of all four arguments."""
+    leaves = jax.tree.leaves(variables)
+    shapes = tuple(f"({', '.join(map(str, leaf.shape))}{',' if len(leaf.shape) == 1 else ''})" for leaf in leaves)
+    dtypes = tuple(tf.as_dtype(leaf.dtype).name for leaf in leaves)
+    return (shapes, dtypes), jax.tree.structure(((*variables, [0] * len(inputs.shapes)), {}))

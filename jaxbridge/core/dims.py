@@ -1,0 +1,131 @@
+"""Sizes written as text, such as "4*k" or "floordiv(t, 2)": parsed, evaluated and solved for their symbols.
+
+`jax.export` reads the same language (its documentation: "Shape polymorphism"); what is here evaluates it for sizes that
+may be integers or the scalar tensors of any backend, which JAX has no public function for.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jaxbridge.errors import ShapeError
+
+_OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+}
+# max and min without a comparison that a graph tensor could not answer.
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "max": lambda a, b: (a + b + abs(a - b)) // 2,
+    "min": lambda a, b: (a + b - abs(a - b)) // 2,
+}
+_COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {">=": operator.ge, "<=": operator.le, "==": operator.eq}
+
+
+def split_shape(text: str) -> list[str]:
+    """Returns the sizes of a shape written as "(b, t, 3)", "b, t, 3" or "(b, ...)", each as text."""
+    text = text.strip()
+    if text.startswith("(") and text.endswith(")"):
+        text = text[1:-1]
+    parts, depth, start = [], 0, 0
+    for position, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if character == "," and depth == 0:
+            parts.append(text[start:position])
+            start = position + 1
+    parts.append(text[start:])
+    return [part.strip() for part in parts if part.strip()]
+
+
+def join_shape(sizes: Sequence[str]) -> str:
+    """Returns sizes as one shape text: the inverse of `split_shape`."""
+    return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
+
+
+def symbols_in(text: str) -> list[str]:
+    """Returns the symbols of a size or constraint, in order, each once."""
+    names = re.findall(r"[A-Za-z_]\w*", text)
+    return list(dict.fromkeys(name for name in names if name not in _FUNCTIONS and name != "_"))
+
+
+def evaluate(text: str, env: Mapping[str, Any]) -> Any:
+    """Returns the value of a size such as "4*k + 1" where `env` gives the values of its symbols."""
+    try:
+        return _evaluate(ast.parse(text.strip(), mode="eval").body, env)
+    except SyntaxError as error:
+        raise ShapeError(f"The size {text!r} cannot be read. Write for instance `b`, `4*k`, `t + 1` or `3`.") from error
+
+
+def _evaluate(node: ast.AST, env: Mapping[str, Any]) -> Any:
+    match node:
+        case ast.Constant(value=int() as value):
+            return value
+        case ast.Name(id=name) if name in env:
+            return env[name]
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+            return _OPERATORS[type(op)](_evaluate(left, env), _evaluate(right, env))
+        case ast.UnaryOp(op=op, operand=operand) if type(op) in _OPERATORS:
+            return _OPERATORS[type(op)](_evaluate(operand, env))
+        case ast.Call(func=ast.Name(id=name), args=args) if name in _FUNCTIONS:
+            return _FUNCTIONS[name](*(_evaluate(arg, env) for arg in args))
+    raise ShapeError(f"The size {ast.unparse(node)!r} cannot be read. Write for instance `b`, `4*k`, `t + 1` or `3`.")
+
+
+def split_constraint(text: str) -> tuple[str, str, str]:
+    """Returns the left side, the comparison and the right side of a constraint such as "k >= 2"."""
+    for comparison in _COMPARISONS:
+        left, found, right = text.partition(comparison)
+        if found and left.strip() and right.strip():
+            return left.strip(), comparison, right.strip()
+    raise ShapeError(f"The constraint {text!r} cannot be read. Write for instance 'k >= 2', 't <= 512' or 'a == 2*b'.")
+
+
+def holds(constraint: str, env: Mapping[str, Any]) -> Any:
+    """Returns whether a constraint holds: a bool for integers, a scalar tensor for tensors."""
+    left, comparison, right = split_constraint(constraint)
+    return _COMPARISONS[comparison](evaluate(left, env), evaluate(right, env))
+
+
+def solve(texts: Sequence[Sequence[str]], sizes: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """Returns the values of the symbols, from shapes whose sizes are known.
+
+    Args:
+        texts: the sizes of each shape, as text.
+        sizes: the sizes of each shape: integers or scalar integer tensors.
+
+    A symbol is read where it stands alone, or from a size that is linear in it and has no other unknown symbol (the rule
+    of `jax.export`). The caller checks afterwards that every size has the value that the symbols give it.
+    """
+    env: dict[str, Any] = {}
+    pairs = [
+        (text, size) for shape, row in zip(texts, sizes, strict=True) for text, size in zip(shape, row, strict=True)
+    ]
+    for text, size in pairs:
+        if text.isidentifier():
+            env.setdefault(text, size)
+    progress = True
+    while progress:
+        progress = False
+        for text, size in pairs:
+            unknown = [name for name in symbols_in(text) if name not in env]
+            if len(unknown) != 1:
+                continue
+            at_zero, at_one = (evaluate(text, {**env, unknown[0]: value}) for value in (0, 1))
+            factor = at_one - at_zero
+            if isinstance(factor, int) and factor == 0:
+                continue
+            env[unknown[0]] = (size - at_zero) // factor
+            progress = True
+    return env

@@ -1,0 +1,51 @@
+"""The one value the library hangs on: a model as two pure functions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class CallInputs:
+    """What a layer was called with, as one pytree.
+
+    Attributes:
+        args: the positional inputs, each a pytree of arrays.
+        kwargs: the inputs given by name.
+        mask: the Keras mask (a pytree of boolean arrays), or None.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    mask: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class PureModel:
+    """A model as pure functions: everything below the Keras face starts from this value.
+
+    Attributes:
+        init: `init(key, inputs, training) -> (params, state)`. `key` is a typed JAX key or a structure of them,
+            `inputs` a `CallInputs`. None when there is nothing to initialise (no params and no state).
+        apply: `apply(params, state, key, inputs, training) -> (outputs, state)`. Always five arguments, always
+            returns the state, also where it did not change. `key` is None when the call must not draw.
+        rng_streams: names of the random streams that a call with `training=True` draws from; empty when it draws
+            nothing. A call that draws nothing never advances the seed.
+        uses_mask: whether `apply` reads `inputs.mask`.
+        partition_specs: a pytree like params and state, of `jax.sharding.PartitionSpec` or None, where the module
+            itself says how it wants to be sharded; None when it says nothing.
+        resolve: `resolve(params, state, inputs) -> PureModel`, of abstract arrays, for a model that knows its streams
+            only once it has seen its inputs; None when everything is known.
+    """
+
+    init: Callable[[Any, CallInputs, bool], tuple[Any, Any]] | None
+    apply: Callable[[Any, Any, Any, CallInputs, bool], tuple[Any, Any]]
+    rng_streams: tuple[str, ...] = ()
+    uses_mask: bool = False
+    partition_specs: Any = None
+    resolve: Callable[[Any, Any, CallInputs], PureModel] | None = None

@@ -1,0 +1,39 @@
+"""The exceptions of jaxbridge. Each also is the built-in exception that Keras or JAX raises for the same mistake."""
+
+from __future__ import annotations
+
+
+class JaxBridgeError(Exception):
+    """Base of every error that jaxbridge raises on purpose."""
+
+
+class SignatureError(JaxBridgeError, ValueError):
+    """A function's arguments are not those of the contract."""
+
+
+class StructureError(JaxBridgeError, ValueError):
+    """A pytree (params, state, outputs, shapes) does not have the structure, shapes or dtypes that it must have."""
+
+
+class ShapeError(JaxBridgeError, ValueError):
+    """A size breaks a declared shape or constraint, or a shape cannot be found."""
+
+
+class DifferentiationError(JaxBridgeError, ValueError):
+    """A gradient was asked of a function that JAX cannot differentiate in reverse mode."""
+
+
+class ConversionError(JaxBridgeError, ValueError):
+    """A JAX function cannot be made into a TensorFlow one."""
+
+
+class ExportError(JaxBridgeError, ValueError):
+    """A model cannot be exported, or what was exported does not give what the model gives."""
+
+
+class MissingDependencyError(JaxBridgeError, ImportError):
+    """An optional package is needed and not installed."""
+
+
+class UnsupportedBackendError(JaxBridgeError, ValueError):
+    """The Keras backend in use has no file in `jaxbridge/backends`."""

@@ -1,0 +1,5 @@
+"""Floor 5: Keras models as SavedModels that TensorFlow serves without JAX."""
+
+from jaxbridge.export.saved_model import ExportReport as ExportReport
+from jaxbridge.export.saved_model import export_saved_model as export_saved_model
+from jaxbridge.export.serving import serve_without_jax as serve_without_jax

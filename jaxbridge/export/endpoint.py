@@ -1,0 +1,132 @@
+"""A Keras model as a function of its variables and inputs, with names for what goes in and out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from jaxbridge.core.shapes import Signature, make_signature
+from jaxbridge.core.tree_paths import clean_path, leaf_paths
+from jaxbridge.errors import ExportError, ShapeError
+
+
+@dataclasses.dataclass(frozen=True)
+class Endpoint:
+    """One way to call a model.
+
+    Attributes:
+        model: the model.
+        training: whether it is called in training mode.
+        structure: the structure of its inputs, each leaf the index of an input.
+        names: the inputs' names.
+        signature: the inputs' shapes and dtypes.
+    """
+
+    model: keras.Model
+    training: bool
+    structure: Any
+    names: tuple[str, ...]
+    signature: Signature
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """Every variable of the model once: the trainable ones, then the others, the seeds among them."""
+        return [*self.model.trainable_variables, *self.model.non_trainable_variables]
+
+    def call(self, variables: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, list[Any]]:
+        """Returns the outputs and the new values of the non-trainable variables; nothing is written."""
+        count = len(self.model.trainable_variables)
+        arguments = keras.tree.map_structure(lambda index: inputs[index], self.structure)
+        outputs, state = self.model.stateless_call(
+            list(variables[:count]), list(variables[count:]), arguments, training=self.training
+        )
+        return outputs, list(state)
+
+    def named_outputs(self, outputs: Any) -> dict[str, Any]:
+        """Returns outputs by name: keys of a dict, else the names of the output layers."""
+        flat = keras.tree.flatten(outputs)
+        if isinstance(outputs, dict):
+            return dict(zip(_distinct(leaf_paths(outputs)), flat, strict=True))
+        given = list(getattr(self.model, "output_names", []))
+        names = given if len(given) == len(flat) else [f"output_{index}" for index in range(len(flat))]
+        return dict(zip(_distinct(names), flat, strict=True))
+
+
+def host_array(value: Any) -> np.ndarray:
+    """Returns a tensor or variable of the Keras backend as a numpy array."""
+    return np.asarray(keras.ops.convert_to_numpy(value))
+
+
+def make_endpoint(
+    model: keras.Model,
+    training: bool,
+    inputs: Any,
+    polymorphic_shapes: Any,
+    polymorphic_constraints: Sequence[str],
+) -> Endpoint:
+    """Finds out how a model is called.
+
+    Raises:
+        ExportError: the model is not built, or nothing says what its inputs are.
+        ShapeError: the declared shapes do not fit the inputs.
+    """
+    if not model.built:
+        raise ExportError(f"Model '{model.name}' is not built: call it once, or give its inputs with `keras.Input`.")
+    inputs = _inputs_of(model) if inputs is None else inputs
+    flat = keras.tree.flatten(inputs)
+    texts = None if polymorphic_shapes is None else tuple(keras.tree.flatten(polymorphic_shapes))
+    if texts is not None and len(texts) != len(flat):
+        raise ShapeError(f"`polymorphic_shapes` has {len(texts)} entries and the model has {len(flat)} inputs.")
+    signature = make_signature(
+        tuple(tuple(leaf.shape) for leaf in flat),
+        tuple(np.dtype(keras.backend.standardize_dtype(leaf.dtype)).name for leaf in flat),
+        declared=texts,
+        constraints=tuple(polymorphic_constraints),
+    )
+    return Endpoint(model, training, _numbered(inputs), _input_names(inputs, flat), signature)
+
+
+def _inputs_of(model: keras.Model) -> Any:
+    try:
+        return model.input
+    except (AttributeError, ValueError):  # a subclassed model has none
+        shapes = (model.get_build_config() or {}).get("input_shape")
+    if shapes is None:
+        raise ExportError(
+            f"Nothing says what the inputs of model '{model.name}' are. Pass them: "
+            "`inputs=keras.KerasTensor((None, 28, 28, 1), 'float32')`, in the structure that the model is called with."
+        )
+    return keras.tree.map_shape_structure(lambda shape: keras.KerasTensor(shape, model.input_dtype), shapes)
+
+
+def _numbered(inputs: Any) -> Any:
+    count = iter(range(len(keras.tree.flatten(inputs))))
+    return keras.tree.map_structure(lambda _: next(count), inputs)
+
+
+def _input_names(inputs: Any, flat: Sequence[Any]) -> tuple[str, ...]:
+    paths = leaf_paths(_numbered(inputs))
+    named = []
+    for path, leaf in zip(paths, flat, strict=True):
+        own = getattr(leaf, "name", None) or ""
+        is_automatic = not own or own.startswith("keras_tensor")
+        by_key = path if isinstance(inputs, dict) else ""
+        named.append(by_key or (f"inputs_{path}" if path else "inputs") if is_automatic or by_key else own)
+    return tuple(_distinct(named))
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Returns names as TensorFlow takes them for arguments, each once."""
+    found: list[str] = []
+    for name in names:
+        base = cleaned = clean_path(name).replace("/", "_").replace("-", "_")
+        number = 0
+        while cleaned in found:
+            number += 1
+            cleaned = f"{base}_{number}"
+        found.append(cleaned)
+    return found

@@ -1,0 +1,68 @@
+"""Serving a SavedModel in a process of its own that cannot import JAX."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxbridge.errors import ExportError
+
+_SCRIPT = Path(__file__).with_name("_serve_script.py")
+
+
+def serve_without_jax(
+    path: str | os.PathLike[str],
+    inputs: Sequence[Mapping[str, Any]],
+    *,
+    signature: str = "serving_default",
+    timeout: float = 600.0,
+) -> list[dict[str, np.ndarray]]:
+    """Runs a SavedModel in a fresh process in which importing jax, jaxlib, flax or jaxbridge raises.
+
+    Args:
+        path: the SavedModel's directory.
+        inputs: one mapping from input names to arrays per call; the calls run in order.
+        signature: the signature to call.
+        timeout: seconds to wait for the process.
+
+    Returns:
+        One mapping from output names to numpy arrays per call.
+
+    Raises:
+        ExportError: the SavedModel cannot be loaded or run; the message ends with what the process printed.
+
+    Example:
+        served = serve_without_jax("served", [{"images": images}])[0]["logits"]
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        given, returned = Path(folder, "inputs.npz"), Path(folder, "outputs.npz")
+        # numpy's file format has no bfloat16; float32 holds all its values.
+        arrays = {f"{call}/{name}": np.asarray(v) for call, case in enumerate(inputs) for name, v in case.items()}
+        np.savez(given, **{name: _storable(array) for name, array in arrays.items()})  # pyright: ignore[reportArgumentType]
+        # -P keeps the script's folder off the path: its files have names of the standard library.
+        command = [sys.executable, "-P", str(_SCRIPT), str(path), str(given), signature, str(returned)]
+        try:
+            result = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise ExportError(f"Serving {path} did not end within {timeout:.0f} seconds.") from error
+        if result.returncode != 0:
+            raise ExportError(
+                f"{path} cannot be served without JAX (exit code {result.returncode}):\n{result.stderr.strip()[-3000:]}"
+            )
+        with np.load(returned) as outputs:
+            served: list[dict[str, np.ndarray]] = [{} for _ in inputs]
+            for key in outputs.files:
+                call, name = key.split("/", 1)
+                served[int(call)][name] = outputs[key]
+    return served
+
+
+def _storable(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array

@@ -1,0 +1,143 @@
+"""Comparing what was exported with the model it was made of."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from jaxbridge.core.shapes import TRIAL_SIZES, Signature
+from jaxbridge.errors import ExportError
+from jaxbridge.export.endpoint import Endpoint, host_array
+from jaxbridge.export.serving import serve_without_jax
+
+#: Relative to the largest value of an output: float32 sums in another order differ by some 1e-6, half precisions by their
+#: own epsilon.
+_TOLERANCES = {"float16": 5e-3, "bfloat16": 4e-2}
+_TOLERANCE = 1e-4
+
+#: Sizes tried for unknown dimensions other than the batch, in order.
+_SIZES = tuple(size for size in (8, 16, 32, 64, 128, 224, 256, 4, 2, 1) if size in TRIAL_SIZES)
+
+
+@dataclasses.dataclass(frozen=True)
+class Verification:
+    """How a SavedModel was compared with its model.
+
+    Attributes:
+        input_shapes: the shapes of the inputs of each call.
+        max_difference: the largest absolute difference of any output.
+    """
+
+    input_shapes: tuple[tuple[tuple[int, ...], ...], ...]
+    max_difference: float
+
+
+def compare_served(
+    endpoint: Endpoint, directory: Path, signature: str, given: Sequence[Any] | None = None
+) -> Verification:
+    """Serves a SavedModel without JAX and compares it with the model, state and draws going on from call to call.
+
+    Raises:
+        ExportError: it cannot be served, or an output differs by more than rounding.
+    """
+    cases, expected = _cases(endpoint, given)
+    served = serve_without_jax(
+        directory, [dict(zip(endpoint.names, case, strict=True)) for case in cases], signature=signature
+    )
+    largest = 0.0
+    for case, wanted, outputs in zip(cases, expected, served, strict=True):
+        for name, value in wanted.items():
+            largest = max(largest, _difference(name, value, outputs[name], [array.shape for array in case]))
+    shapes = tuple(tuple(tuple(array.shape) for array in case) for case in cases)
+    return Verification(shapes, largest)
+
+
+def _cases(endpoint: Endpoint, given: Sequence[Any] | None) -> tuple[list[list[np.ndarray]], list[dict[str, Any]]]:
+    if given is not None:
+        cases = [[np.asarray(leaf) for leaf in keras.tree.flatten(inputs)] for inputs in given]
+        return cases, _model_outputs(endpoint, cases)
+    failures: list[Exception] = []
+    for cases in _made_up(endpoint.signature):
+        try:
+            return cases, _model_outputs(endpoint, cases)
+        except Exception as error:  # whatever the model raises at sizes that do not suit it
+            failures.append(error)
+    raise ExportError(
+        f"The model failed on every made-up input; pass `verification_inputs`. The first error: {failures[0]}"
+    ) from failures[0]
+
+
+def _made_up(signature: Signature) -> Iterator[list[list[np.ndarray]]]:
+    """Yields pairs of inputs at two batch sizes (and two of every other unknown size), the small ones first."""
+    symbols = signature.symbols()
+    batches = {shape.split(",")[0].strip("( ") for shape in signature.shapes}
+    if not symbols:
+        yield [_random_inputs(signature)]
+        return
+    for first, second in zip(_SIZES, (*_SIZES[1:], 3), strict=True):
+        pair = [
+            signature.evaluated({name: batch if name in batches else size for name in symbols})
+            for batch, size in ((2, first), (3, second if len(symbols) > len(batches & set(symbols)) else first))
+        ]
+        concrete = [signature for signature in pair if signature is not None]
+        if concrete:
+            yield [_random_inputs(signature) for signature in concrete]
+
+
+def _random_inputs(signature: Signature) -> list[np.ndarray]:
+    random = np.random.default_rng(0)
+    arrays = []
+    for struct in signature.structs():
+        # Integers may be indices into tables of any size, so that only 0 and 1 are safe.
+        shape, kind = tuple(struct.shape), np.dtype(struct.dtype)
+        is_whole = kind.kind in "iub"
+        arrays.append((random.integers(0, 2, shape) if is_whole else random.normal(size=shape)).astype(kind))
+    return arrays
+
+
+def _model_outputs(endpoint: Endpoint, cases: Sequence[Sequence[np.ndarray]]) -> list[dict[str, Any]]:
+    values = [keras.ops.copy(variable.value) for variable in endpoint.variables]
+    count = len(endpoint.model.trainable_variables)
+    found = []
+    for case in cases:
+        tensors = [
+            keras.ops.convert_to_tensor(array, dtype=dtype)
+            for array, dtype in zip(case, endpoint.signature.dtypes, strict=True)
+        ]
+        outputs, state = endpoint.call(values, tensors)
+        values[count:] = state
+        found.append(endpoint.named_outputs(outputs))
+    return found
+
+
+def _difference(name: str, wanted: Any, have: np.ndarray, shapes: list[tuple[int, ...]]) -> float:
+    dtype = keras.backend.standardize_dtype(wanted.dtype)
+    expected = host_array(wanted)
+    expected = expected.astype(np.float32) if dtype == "bfloat16" else expected
+    if expected.shape != have.shape:
+        raise ExportError(
+            f"The SavedModel gives output '{name}' of shape {have.shape} where the model gives {expected.shape}, for inputs of "
+            f"shapes {shapes}."
+        )
+    if expected.dtype.kind in "iubSU":
+        differs, difference = not np.array_equal(expected, have), float(np.count_nonzero(expected != have))
+    else:
+        gap = np.abs(np.where(np.isfinite(expected), expected, 0) - np.where(np.isfinite(have), have, 0))
+        difference = float(gap.max(initial=0))
+        scale = float(np.abs(expected[np.isfinite(expected)]).max(initial=0)) if expected.size else 0.0
+        same_kind = np.array_equal(np.isnan(expected), np.isnan(have)) and np.array_equal(
+            np.isinf(expected), np.isinf(have)
+        )
+        differs = not same_kind or difference > _TOLERANCES.get(dtype, _TOLERANCE) * max(1.0, scale)
+    if differs:
+        raise ExportError(
+            f"The SavedModel does not give what the model gives: output '{name}' differs by up to {difference:.3g} for "
+            f"inputs of shapes {shapes}. Nothing was written. If the inputs do not suit the model, pass "
+            "`verification_inputs`."
+        )
+    return difference

@@ -1,0 +1,38 @@
+"""What this package needs of TensorFlow and has no public name (tried with TensorFlow 2.18 and 2.21).
+
+The XlaCallModule op has no Python function in the public API; `jax.experimental.jax2tf` reaches it in the same way.
+`tests/jax2tf/test_private_apis.py` fails when the names below move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tensorflow.compiler.mlir.stablehlo import stablehlo as _stablehlo
+from tensorflow.compiler.tf2xla.python import xla as _xla
+from tensorflow.python.eager import record as _record
+
+
+def call_module(args: Sequence[Any], **attributes: Any) -> list[Any]:
+    """Adds an XlaCallModule op and returns its outputs."""
+    outputs: Any = _xla.call_module(tuple(args), **attributes)
+    return list(outputs)
+
+
+def maximum_calling_convention() -> int:
+    """Returns the newest calling convention of `jax.export` that XlaCallModule understands."""
+    return _xla.call_module_maximum_supported_version()
+
+
+def read_version() -> str:
+    """Returns the newest StableHLO version that the installed TensorFlow reads."""
+    return _stablehlo.get_current_version()
+
+
+def is_recorded(tensors: Sequence[Any]) -> bool:
+    """Returns whether a gradient tape watches one of these tensors.
+
+    True in eager mode, inside a function with the tape inside, and in a function that is traced under an outer tape.
+    """
+    return bool(_record.should_record_backprop(list(tensors)))

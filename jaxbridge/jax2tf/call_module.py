@@ -1,0 +1,71 @@
+"""A lowered module as a TensorFlow op."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import tensorflow as tf
+
+from jaxbridge.errors import ConversionError
+from jaxbridge.jax2tf import _tf_private
+from jaxbridge.jax2tf.lowering import LoweredModule
+
+#: Constraints between sizes are checked by `convert` itself, in a way that allows a batch of 0 rows; JAX's own
+#: assertions in the module say that every symbol is at least 1.
+_NO_SHAPE_ASSERTIONS = "shape_assertions"
+
+
+def emit(module: LoweredModule, args: Sequence[Any]) -> list[Any]:
+    """Adds the op that runs `module` and returns one tensor per result.
+
+    Args:
+        module: the lowered function.
+        args: a tensor per argument of the function, the unused ones too.
+
+    Raises:
+        ConversionError: the installed TensorFlow is too old for the calling convention of the installed JAX.
+    """
+    newest = _tf_private.maximum_calling_convention()
+    if module.calling_convention > newest:
+        raise ConversionError(
+            f"The installed TensorFlow {tf.__version__} understands calling convention {newest} of jax.export and the "
+            f"installed JAX {jax.__version__} writes {module.calling_convention}. Upgrade TensorFlow, or set "
+            f"`jax.config.update('jax_export_calling_convention_version', {newest})`."
+        )
+    attributes: dict[str, Any] = {}
+    if module.calling_convention >= 10:
+        attributes["use_shardy_partitioner"] = module.has_shardings
+    return _tf_private.call_module(
+        [args[index] for index in module.kept],
+        version=module.calling_convention,
+        module=module.serialized,
+        Tout=[tf_dtype(aval.dtype) for aval in module.out_avals],
+        Sout=[tf_shape(aval.shape) for aval in module.out_avals],
+        platforms=[platform.upper() for platform in module.platforms],
+        function_list=[],
+        has_token_input_output=False,
+        disabled_checks=[*module.disabled_checks, _NO_SHAPE_ASSERTIONS],
+        **attributes,
+    )
+
+
+def tf_shape(shape: Sequence[Any]) -> tuple[int | None, ...]:
+    """Returns a JAX shape for TensorFlow: None where a size is symbolic."""
+    return tuple(size if isinstance(size, int) else None for size in shape)
+
+
+def tf_dtype(dtype: Any) -> tf.DType:
+    """Returns the TensorFlow dtype of a JAX dtype; cotangents of integers (float0) are bool, as JAX lowers them."""
+    return tf.as_dtype(np.dtype(bool) if dtype == jax.dtypes.float0 else np.dtype(dtype))
+
+
+def jax_dtype(dtype: tf.DType) -> np.dtype:
+    """Returns the dtype that JAX gives values of a TensorFlow dtype: 64-bit types are narrowed unless x64 is enabled."""
+    numpy_dtype = tf.as_dtype(dtype).as_numpy_dtype
+    try:
+        return np.dtype(jax.dtypes.canonicalize_dtype(numpy_dtype))
+    except TypeError as error:
+        raise ConversionError(f"JAX has no arrays of dtype {tf.as_dtype(dtype).name}.") from error

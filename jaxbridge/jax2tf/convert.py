@@ -1,0 +1,218 @@
+"""`convert`: a JAX function as a TensorFlow function, with the contract of `jax.experimental.jax2tf.convert`."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import tensorflow as tf
+
+from jaxbridge.core.shapes import Signature, make_signature
+from jaxbridge.core.tree_paths import path_text
+from jaxbridge.errors import ConversionError, ShapeError
+from jaxbridge.jax2tf.call_module import jax_dtype, tf_dtype
+from jaxbridge.jax2tf.gradients import Differentiable
+from jaxbridge.jax2tf.lowering import LoweringOptions
+from jaxbridge.jax2tf.platforms import PLATFORMS
+
+#: How many conversions of one function are kept (one per structure, dtypes and declared shapes of the arguments).
+_CONVERSIONS_KEPT = 64
+
+
+def convert(
+    fun_jax: Callable[..., Any],
+    *,
+    polymorphic_shapes: Any = None,
+    polymorphic_constraints: Sequence[str] = (),
+    with_gradient: bool = True,
+    native_serialization_platforms: Sequence[str] | None = None,
+    native_serialization_disabled_checks: Sequence[Any] = (),
+    stablehlo_version: str | None = None,
+) -> Callable[..., Any]:
+    """Makes a TensorFlow function of a JAX function.
+
+    Contract and keyword names are those of `jax.experimental.jax2tf.convert`. What differs: the StableHLO inside is
+    written for the installed TensorFlow; gradients have any order and do not run the forward pass again; a conversion is
+    kept and reused for arguments of the same structure, dtypes and declared shapes; sizes may be 0; gradients of complex
+    values follow TensorFlow's convention (the conjugate of JAX's), so that they compose with native ops.
+
+    Args:
+        fun_jax: a function from pytrees of arrays to a pytree of arrays.
+        polymorphic_shapes: None (all sizes fixed), one shape text for all arguments such as "(b, ...)", or a sequence
+            with an entry per positional argument: None, a text, or a pytree of texts that is a prefix of the argument.
+            Equal names are equal sizes; sizes may be expressions such as "4*k"; `_` and `...` stand for the argument's
+            own sizes.
+        polymorphic_constraints: constraints between the names, such as ("k >= 2",). They are checked at every call: in
+            Python where sizes are static, by an assertion in graphs.
+        with_gradient: whether the result can be differentiated. False: asking for a gradient raises.
+        native_serialization_platforms: platforms to lower for, out of "cpu", "cuda", "rocm" and "tpu"; None for JAX's
+            default backend.
+        native_serialization_disabled_checks: `jax.export.DisabledSafetyCheck`s.
+        stablehlo_version: StableHLO version to write, such as "1.13.0"; None for what the installed TensorFlow reads.
+
+    Returns:
+        A function that takes and returns pytrees of tensors in place of arrays. Floats and integers of 64 bits are
+        narrowed to 32 unless `jax_enable_x64` is on, as JAX does.
+
+    Raises:
+        ConversionError: a platform is unknown, an argument is no tensor, or the installed versions do not fit.
+        ShapeError: at a call, a size breaks a declared shape or a constraint.
+        DifferentiationError: a gradient is asked of a function that JAX cannot differentiate (`lax.while_loop`).
+
+    Example:
+        >>> import jax.numpy as jnp, tensorflow as tf
+        >>> from jaxbridge import jax2tf
+        >>> f = tf.function(jax2tf.convert(jnp.sin, polymorphic_shapes=["(b, 2)"]), autograph=False)
+        >>> f(tf.zeros((3, 2))).shape
+        TensorShape([3, 2])
+    """
+    if not callable(fun_jax):
+        raise TypeError(f"`fun_jax` must be a function, got {fun_jax!r}.")
+    options = LoweringOptions(
+        _checked_platforms(native_serialization_platforms),
+        tuple(native_serialization_disabled_checks),
+        stablehlo_version,
+    )
+    conversions = _ConversionCache(lambda treedef, signature: Conversion(fun_jax, treedef, signature, options))
+    constraints = tuple(polymorphic_constraints)
+
+    @functools.wraps(fun_jax, updated=())
+    def converted(*args: Any, **kwargs: Any) -> Any:
+        paths, values, treedef = _flatten_args(args, kwargs)
+        tensors = [_to_tensor(value, path) for path, value in zip(paths, values, strict=True)]
+        signature = _signature(polymorphic_shapes, constraints, args, kwargs, tensors)
+        return conversions.get(treedef, signature)(tensors, with_gradient)
+
+    return tf.autograph.experimental.do_not_convert(converted)
+
+
+class Conversion:
+    """A JAX function converted for one structure, one set of dtypes and one set of declared shapes."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        treedef: Any,
+        signature: Signature,
+        options: LoweringOptions,
+    ):
+        self.signature = signature
+        out_trees: list[Any] = []
+
+        def flat(*values: Any) -> list[Any]:
+            args, kwargs = jax.tree.unflatten(treedef, values)
+            leaves, out_tree = jax.tree.flatten(fn(*args, **kwargs))
+            out_trees[:] = [out_tree]
+            return leaves
+
+        self._out_trees = out_trees
+        self.function = Differentiable(flat, signature.structs(), options)
+
+    def __call__(self, tensors: Sequence[Any], with_gradient: bool) -> Any:
+        tensors = _checked_sizes(self.signature, tensors)
+        if with_gradient:
+            outs = self.function(tensors)
+        else:
+            outs = self.function.without_gradient(tensors, "This function was converted with `with_gradient=False`.")
+        return jax.tree.unflatten(self._out_trees[0], outs)
+
+
+class _ConversionCache:
+    """The conversions of one function, the least recently used leaving first."""
+
+    def __init__(self, make: Callable[[Any, Signature], Conversion]):
+        self._make = make
+        self._kept: collections.OrderedDict[Any, Conversion] = collections.OrderedDict()
+        self._lock = threading.RLock()
+
+    def get(self, treedef: Any, signature: Signature) -> Conversion:
+        key = (treedef, signature, bool(jax.config.jax_enable_x64))  # pyright: ignore[reportAttributeAccessIssue]
+        with self._lock:
+            if key not in self._kept:
+                self._kept[key] = self._make(treedef, signature)
+                if len(self._kept) > _CONVERSIONS_KEPT:
+                    self._kept.popitem(last=False)
+            self._kept.move_to_end(key)
+            return self._kept[key]
+
+
+def _checked_platforms(platforms: Sequence[str] | None) -> tuple[str, ...] | None:
+    if not platforms:
+        return None
+    unknown = [p for p in platforms if p not in PLATFORMS] if isinstance(platforms, list | tuple) else [platforms]
+    if unknown:
+        raise ConversionError(
+            f"`native_serialization_platforms` must be a sequence out of {PLATFORMS}, got {platforms!r}."
+        )
+    return tuple(platforms)
+
+
+def _flatten_args(args: Any, kwargs: Any) -> tuple[list[str], list[Any], Any]:
+    pairs, treedef = jax.tree_util.tree_flatten_with_path((args, kwargs))
+    return [path_text(path[1:]) for path, _ in pairs], [value for _, value in pairs], treedef
+
+
+def _to_tensor(value: Any, path: str) -> Any:
+    """Returns an argument as a tensor of the dtype that JAX gives it."""
+    if isinstance(value, jax.core.Tracer):
+        raise ConversionError(
+            f"Argument '{path}' is a JAX tracer: a converted function is a TensorFlow function and cannot be called "
+            "inside jax.jit, jax.grad or another JAX transformation. Call the JAX function itself there."
+        )
+    if not isinstance(value, tf.Tensor | tf.Variable):
+        try:
+            value = tf.convert_to_tensor(np.asarray(value) if isinstance(value, jax.Array) else value)
+        except (TypeError, ValueError) as error:
+            raise ConversionError(
+                f"Argument '{path}' of type {type(value).__name__} cannot be made into a tensor: {error}"
+            ) from error
+    wanted = tf_dtype(jax_dtype(value.dtype))
+    return tf.convert_to_tensor(value) if value.dtype == wanted else tf.cast(value, wanted)
+
+
+def _signature(
+    polymorphic_shapes: Any, constraints: tuple[str, ...], args: Any, kwargs: Any, tensors: Sequence[Any]
+) -> Signature:
+    """Returns shapes and dtypes of the arguments, with the symbols that `polymorphic_shapes` declares."""
+    if isinstance(polymorphic_shapes, list):
+        polymorphic_shapes = tuple(polymorphic_shapes)
+    try:
+        declared = jax.tree.broadcast(polymorphic_shapes, args, is_leaf=lambda node: node is None)
+    except ValueError as error:
+        raise ShapeError(
+            "`polymorphic_shapes` must be None, a text, or have an entry (None, a text, or a pytree of texts) per "
+            f"positional argument: {error}"
+        ) from error
+    texts = [*jax.tree.leaves(declared, is_leaf=lambda node: node is None), *([None] * len(jax.tree.leaves(kwargs)))]
+    for tensor in tensors:
+        if tensor.shape.rank is None:
+            raise ShapeError("A tensor of unknown rank cannot be converted. Give it a rank with `tf.ensure_shape`.")
+    shapes = tuple(tuple(tensor.shape.as_list()) for tensor in tensors)
+    dtypes = tuple(jax_dtype(tensor.dtype).name for tensor in tensors)
+    return make_signature(shapes, dtypes, declared=tuple(texts), constraints=constraints)
+
+
+def _checked_sizes(signature: Signature, tensors: Sequence[Any]) -> list[Any]:
+    """Returns the tensors once their sizes agree with the signature: checked now, or by assertions in a graph."""
+    if not signature.symbols():
+        return list(tensors)
+    sizes = [
+        [static if static is not None else tf.shape(tensor)[axis] for axis, static in enumerate(tensor.shape.as_list())]
+        for tensor in tensors
+    ]
+    assertions = []
+    for condition, message in signature.conditions(sizes):
+        if isinstance(condition, bool):
+            if not condition:
+                raise ShapeError(message)
+        else:
+            assertions.append(tf.debugging.Assert(condition, [message]))
+    if not assertions:
+        return list(tensors)
+    with tf.control_dependencies([a for a in assertions if a is not None]):
+        return [tf.identity(tensor) for tensor in tensors]

@@ -1,0 +1,68 @@
+"""A JAX function over a flat list of arrays, lowered with `jax.export` to bytes that TensorFlow reads."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.export
+
+from jaxbridge.jax2tf import _jax_private, stablehlo
+
+
+@dataclasses.dataclass(frozen=True)
+class LoweringOptions:
+    """How functions are lowered.
+
+    Attributes:
+        platforms: such as ("cpu", "cuda"); None for JAX's default backend.
+        disabled_checks: safety checks of `jax.export` to leave out.
+        stablehlo_version: the version to write; None for what the installed TensorFlow reads.
+    """
+
+    platforms: tuple[str, ...] | None = None
+    disabled_checks: tuple[Any, ...] = ()
+    stablehlo_version: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LoweredModule:
+    """A lowered function.
+
+    Attributes:
+        serialized: the portable StableHLO artifact.
+        in_avals: shape and dtype per argument; sizes may be symbolic.
+        out_avals: shape and dtype per result; sizes may be symbolic.
+        kept: indices of the arguments that the module takes; the others are unused.
+        platforms: the platforms it was lowered for.
+        calling_convention: version of `jax.export`'s calling convention.
+        disabled_checks: the checks left out, for the op.
+        has_shardings: whether it holds annotations of the Shardy partitioner.
+    """
+
+    serialized: bytes
+    in_avals: tuple[Any, ...]
+    out_avals: tuple[Any, ...]
+    kept: tuple[int, ...]
+    platforms: tuple[str, ...]
+    calling_convention: int
+    disabled_checks: tuple[str, ...]
+    has_shardings: bool
+
+
+def lower(jitted: Any, structs: Sequence[jax.ShapeDtypeStruct], options: LoweringOptions) -> LoweredModule:
+    """Lowers a `jax.jit` function over flat arrays, which returns a tuple of arrays, for these shapes and dtypes."""
+    exported = jax.export.export(jitted, platforms=options.platforms, disabled_checks=options.disabled_checks)(*structs)
+    text = _jax_private.portable_module(exported.mlir_module())
+    return LoweredModule(
+        serialized=_jax_private.serialize_module(text, stablehlo.target_version(options.stablehlo_version)),
+        in_avals=tuple(exported.in_avals),
+        out_avals=tuple(exported.out_avals),
+        kept=tuple(exported.module_kept_var_idx),
+        platforms=tuple(exported.platforms),
+        calling_convention=exported.calling_convention_version,
+        disabled_checks=tuple(str(check) for check in exported.disabled_safety_checks),
+        has_shardings="sdy." in text,
+    )

@@ -1,0 +1,260 @@
+"""The Keras layer that runs a PureModel, on whatever backend Keras uses."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+
+from jaxbridge import backends
+from jaxbridge.core import prng
+from jaxbridge.core.pure_model import CallInputs, PureModel
+from jaxbridge.errors import StructureError
+from jaxbridge.layers import weights_file
+from jaxbridge.layers.initialization import Initialization, InitSeeds
+from jaxbridge.layers.runtime import Runtime, SeenInputs
+from jaxbridge.layers.shape_hook import OutputShapeHook
+from jaxbridge.layers.variables import VariableTree
+
+
+class BridgeLayer(keras.layers.Layer):
+    """A Keras layer around a PureModel. Use `JaxLayer` or `FlaxLayer`; subclass this for another kind of module.
+
+    Args:
+        model: the model.
+        given: params and state to start from, or None for either.
+        scopes: the name scopes of params and state.
+        compute_output_shape_fn: gives the output's shape (or structure of shapes) for the input's; it overrides what
+            tracing finds.
+        polymorphic_shapes: what is known of unknown sizes: a shape text such as "(b, t, 3)" per input, in the structure
+            of the inputs. Equal names are equal sizes.
+        polymorphic_constraints: constraints between the names, such as ("k >= 2",).
+        seed: seed of the layer's random draws, below 2**32; None for one from Keras' global seed.
+        native_serialization_platforms: platforms the function is lowered for on the TensorFlow backend, out of "cpu",
+            "cuda", "rocm" and "tpu"; None for the one in use, plus "cpu".
+        **kwargs: of `keras.layers.Layer`.
+    """
+
+    def __init__(
+        self,
+        model: PureModel,
+        given: tuple[Any, Any] = (None, None),
+        scopes: tuple[str, str] = ("params", "state"),
+        *,
+        compute_output_shape_fn: Callable[..., Any] | None = None,
+        polymorphic_shapes: Any = None,
+        polymorphic_constraints: Sequence[str] = (),
+        seed: int | None = None,
+        native_serialization_platforms: Sequence[str] | None = None,
+        **kwargs: Any,
+    ):
+        backend = backends.current()
+        super().__init__(**kwargs)
+        self.seed = prng.check_seed(seed)
+        self.seed_generator: keras.random.SeedGenerator | None = None
+        self._scopes = scopes
+        self._shape_hook = OutputShapeHook(compute_output_shape_fn)
+        # The seed is taken as keras.random.SeedGenerator(None) takes it: `keras.utils.set_random_seed` decides it.
+        first_seed = random.randint(1, int(1e9)) if self.seed is None else self.seed
+        self._init_seeds = InitSeeds(first_seed)
+        self._runtime = Runtime(
+            model,
+            given,
+            backend,
+            polymorphic_shapes,
+            polymorphic_constraints,
+            native_serialization_platforms,
+            first_seed,
+        )
+
+    @property
+    def params(self) -> Any:
+        """The pytree of trainable variables; before the layer is built, the params it was given, or None."""
+        tree = self._runtime.params
+        return self._runtime.given[0] if tree is None else tree.tree
+
+    @property
+    def state(self) -> Any:
+        """The pytree of non-trainable variables; before the layer is built, the state it was given, or None."""
+        tree = self._runtime.state
+        return self._runtime.given[1] if tree is None else tree.tree
+
+    @property
+    def compute_output_shape_fn(self) -> Callable[..., Any] | None:
+        """The hook that gives the output's shape, or None."""
+        return self._shape_hook.fn
+
+    # Building.
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.built:
+            # Keras tells `build` the shapes only; initialisation must see the dtypes (token ids are integers) too.
+            self._runtime.seen = self._see(*args, **kwargs)
+        return super().__call__(*args, **kwargs)
+
+    def build(self, input_shape: Any = None) -> None:
+        """Creates the variables.
+
+        Args:
+            input_shape: the input's shape, or structure of shapes; None is an unknown size. Dtypes are those of the
+                call that builds the layer, else the layer's compute dtype.
+        """
+        runtime = self._runtime
+        seen, runtime.seen = runtime.seen or runtime.inputs_of_shape(input_shape, self.compute_dtype), None
+        start = self._initialization(seen)
+        with runtime.backend.build_scope():
+            params = VariableTree(
+                start.parts[0],
+                lambda: start.values()[0],
+                prefix=self._scopes[0],
+                trainable=True,
+                float_dtype=self.variable_dtype,
+                autocast=self.autocast,
+            )
+            # Statistics and counters keep their own dtype under every policy.
+            state = VariableTree(
+                start.parts[1],
+                lambda: start.values()[1],
+                prefix=self._scopes[1],
+                trainable=False,
+                float_dtype=None,
+                autocast=False,
+            )
+            if start.model.rng_streams:
+                self.seed_generator = keras.random.SeedGenerator(runtime.first_seed, name="seed_generator")
+        self._bridge_variables = [*params.variables, *state.variables]
+        runtime.model, runtime.params, runtime.state = start.model, params, state
+        runtime.declared = (seen.structure, runtime.signature(seen))
+        start.forget()
+
+    def _initialization(self, seen: SeenInputs) -> Initialization:
+        self._init_seeds.count = 0
+        runtime = self._runtime
+        return Initialization(
+            runtime.model, runtime.given, seen.structure, runtime.signature(seen), seen.shapes, self._get_init_rng()
+        )
+
+    # Randomness: Keras' overridable hooks.
+
+    def _get_init_seed(self) -> Any:
+        """Returns a new seed of shape [2] for initialisation, for use in `_get_init_rng`."""
+        return self._init_seeds.next()
+
+    def _get_init_rng(self) -> Any:
+        """Returns a seed, or a structure of seeds, each made into a key for initialisation."""
+        return self._get_init_seed()
+
+    def _get_call_seed(self) -> Any:
+        """Returns the next seed of shape [2] for a call, for use in `_get_call_rng`."""
+        assert self.seed_generator is not None
+        return self.seed_generator.next()
+
+    def _get_call_rng(self, training: bool) -> Any:
+        """Returns a seed, or a structure of seeds, each made into a key for the call; None for a call without."""
+        return self._get_call_seed() if training else None
+
+    # Calling.
+
+    def call(self, inputs: Any, *args: Any, training: Any = None, mask: Any = None, **kwargs: Any) -> Any:
+        """Runs the model.
+
+        Args:
+            inputs: the input, a tensor or a pytree of tensors.
+            *args: further positional inputs.
+            training: whether in training mode.
+            mask: the Keras mask, for models that take one.
+            **kwargs: inputs by name; what is no tensor is fixed in the function.
+        """
+        runtime = self._runtime
+        assert runtime.params is not None and runtime.state is not None
+        call_inputs = self._call_inputs(inputs, args, mask, kwargs)
+        seen = runtime.see(call_inputs, None)
+        mode = self._training_mode(training)
+        seeds = self._get_call_rng(mode) if runtime.model.rng_streams else None
+        variables = (
+            runtime.params.values(),
+            runtime.state.values(),
+            jax.tree.map(runtime.backend.seed_words, seeds),
+        )
+        outputs, new_state = runtime.lifted(seen, mode, variables)(*variables, runtime.arrays(call_inputs))
+        self._shape_hook.check(seen.structure, seen.shapes, outputs)
+        runtime.state.assign(new_state)
+        return outputs
+
+    def _call_inputs(self, inputs: Any, args: Any, mask: Any, kwargs: Any) -> CallInputs:
+        uses_mask = self._runtime.model.uses_mask and any(m is not None for m in keras.tree.flatten(mask))
+        return CallInputs((inputs, *args), kwargs, mask if uses_mask else None)
+
+    def _see(self, inputs: Any, *args: Any, training: Any = None, mask: Any = None, **kwargs: Any) -> SeenInputs:
+        """Returns the inputs of a call without their values, with the dtypes that Keras will convert them to."""
+        return self._runtime.see(
+            self._call_inputs(inputs, args, mask, kwargs), self.compute_dtype if self.autocast else None
+        )
+
+    def _training_mode(self, training: Any) -> bool:
+        if training is None or isinstance(training, bool | np.bool_):
+            return bool(training)
+        flag = self._runtime.backend.static_flag(training)
+        if flag is None:
+            raise StructureError(
+                "`training` is a tensor whose value is only known when the graph runs. Pass a Python bool."
+            )
+        return flag
+
+    # Shapes.
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """Returns the output's shape (or structure of shapes) for the input's; the layer need not be built."""
+        seen = self._runtime.inputs_of_shape(input_shape, self.compute_dtype)
+        if self._shape_hook.fn is not None:
+            return self._shape_hook.output_shapes(seen.structure, seen.shapes)
+        return jax.tree.map(lambda spec: spec.shape, self._output_specs(seen, False))
+
+    def compute_output_spec(
+        self, inputs: Any, *args: Any, training: Any = None, mask: Any = None, **kwargs: Any
+    ) -> Any:
+        """Returns the output as `keras.KerasTensor`s, of the shapes and dtypes that JAX finds."""
+        seen = self._see(inputs, *args, mask=mask, **kwargs)
+        mode = self._training_mode(training)
+        if self._shape_hook.fn is not None:
+            return self._shape_hook.keras_tensors(
+                seen.structure, seen.shapes, lambda: self._output_specs(seen, mode), self.compute_dtype
+            )
+        return jax.tree.map(lambda spec: keras.KerasTensor(spec.shape, spec.dtype), self._output_specs(seen, mode))
+
+    def _output_specs(self, seen: SeenInputs, training: bool) -> Any:
+        return self._runtime.output_specs(
+            seen, training, lambda: self._initialization(seen), self.compute_dtype if self.autocast else None
+        )
+
+    # Saving.
+
+    def save_own_variables(self, store: Any) -> None:
+        """Writes every variable under its path, and the seed state, so that a resumed training draws on."""
+        weights_file.write(store, *self._saved())
+
+    def load_own_variables(self, store: Any) -> None:
+        """Reads variables by path, or by index from files of `keras.layers.JaxLayer`."""
+        weights_file.read(store, *self._saved(), self.name)
+
+    def _saved(self) -> tuple[dict[str, Any], Any]:
+        runtime = self._runtime
+        trees = [tree for tree in (runtime.params, runtime.state) if tree is not None]
+        variables = {path: v for tree in trees for path, v in zip(tree.paths, tree.variables, strict=True)}
+        return variables, None if self.seed_generator is None else self.seed_generator.state
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of the layer, for saving."""
+        runtime = self._runtime
+        return {
+            **super().get_config(),
+            "compute_output_shape_fn": keras.saving.serialize_keras_object(self._shape_hook.fn),
+            "polymorphic_shapes": runtime.polymorphic_shapes,
+            "polymorphic_constraints": list(runtime.constraints),
+            "seed": self.seed,
+            "native_serialization_platforms": None if runtime.platforms is None else list(runtime.platforms),
+        }

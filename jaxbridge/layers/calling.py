@@ -1,0 +1,105 @@
+"""From the arguments of a Keras call to a pure function over flat lists of arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxbridge.core import prng
+from jaxbridge.core.pure_model import CallInputs, PureModel
+from jaxbridge.core.tree_paths import leaf_difference, leaf_paths
+from jaxbridge.errors import SignatureError, StructureError
+
+
+@dataclasses.dataclass(frozen=True)
+class InputStructure:
+    """What is known of the inputs of a call besides the arrays: hashable, so that functions can be kept by it.
+
+    Attributes:
+        treedef: structure of the `CallInputs`.
+        static: the leaves that are no arrays (flags, numbers, names), None where an array is.
+        is_array: which leaves are arrays.
+    """
+
+    treedef: Any
+    static: tuple[Any, ...]
+    is_array: tuple[bool, ...]
+
+    def rebuild(self, arrays: Sequence[Any]) -> CallInputs:
+        values = iter(arrays)
+        leaves = [next(values) if array else static for array, static in zip(self.is_array, self.static, strict=True)]
+        return jax.tree.unflatten(self.treedef, leaves)
+
+    def mask_arrays(self) -> int:
+        """Returns how many of the arrays belong to the mask; they are the last ones."""
+        return len(jax.tree.leaves(self.rebuild(range(sum(self.is_array))).mask))
+
+
+def split_inputs(inputs: CallInputs) -> tuple[InputStructure, list[Any]]:
+    """Returns the structure of the inputs of a call and its arrays.
+
+    Raises:
+        SignatureError: an input is neither an array nor a value that can be fixed in the function.
+    """
+    leaves, treedef = jax.tree.flatten(inputs)
+    is_array = tuple(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves)
+    static = tuple(None if array else leaf for array, leaf in zip(is_array, leaves, strict=True))
+    for leaf in static:
+        if leaf is not None and not isinstance(leaf, bool | int | float | complex | str | bytes):
+            raise SignatureError(
+                f"An input of a layer must be a tensor, a number, a bool or a string, got {leaf!r} of type "
+                f"{type(leaf).__name__}."
+            )
+    structure = InputStructure(treedef, static, is_array)
+    return structure, [leaf for leaf, array in zip(leaves, is_array, strict=True) if array]
+
+
+def pure_function(
+    model: PureModel,
+    structure: InputStructure,
+    rebuild_params: Callable[[Any], Any],
+    rebuild_state: Callable[[Any], Any],
+    training: bool,
+) -> Callable[[list[Any], list[Any], Any, list[Any]], tuple[Any, list[Any]]]:
+    """Returns the function that a layer lifts: `(params, state, seeds, inputs) -> (outputs, new_state)`.
+
+    The lists hold arrays; `seeds` is a pytree of seed states, or None. It raises a StructureError while it is traced, so
+    before one variable is written, if the state comes back in another structure, shape or dtype, or an output is no
+    array.
+    """
+
+    def run(params: list[Any], state: list[Any], seeds: Any, leaves: list[Any]) -> tuple[Any, list[Any]]:
+        before = rebuild_state(state)
+        outputs, after = model.apply(
+            rebuild_params(params), before, prng.keys_from_seeds(seeds), structure.rebuild(leaves), training
+        )
+        return _checked_outputs(outputs), _checked_state(before, after)
+
+    return run
+
+
+def _checked_outputs(outputs: Any) -> Any:
+    for path, leaf in zip(leaf_paths(outputs), jax.tree.leaves(outputs), strict=True):
+        is_value = isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float | complex)
+        if not is_value:
+            where = f"The output '{path}'" if path else "The output"
+            raise StructureError(
+                f"{where} is a {type(leaf).__name__}. Outputs must be arrays, or dicts, lists or tuples of arrays."
+            )
+    return jax.tree.map(jax.numpy.asarray, outputs)
+
+
+def _checked_state(before: Any, after: Any) -> list[Any]:
+    difference = leaf_difference(before, after)
+    if difference is not None:
+        raise StructureError(
+            f"The state that the call returned differs from the state it was given: {difference}. Return every leaf with "
+            "the structure, shape and dtype it had (`new.astype(old.dtype)`); nothing was written."
+        )
+    return [
+        leaf for leaf in jax.tree.leaves(after) if hasattr(leaf, "dtype") or isinstance(leaf, int | float | complex)
+    ]

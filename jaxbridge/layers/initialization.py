@@ -1,0 +1,147 @@
+"""The first values of params and state: their shapes at once, the values themselves only when they are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+from jaxbridge.core import prng
+from jaxbridge.core.pure_model import PureModel
+from jaxbridge.core.shapes import Signature
+from jaxbridge.errors import ShapeError
+from jaxbridge.layers.calling import InputStructure
+from jaxbridge.layers.variables import PartitionedTree
+
+Parts = tuple[PartitionedTree, PartitionedTree]
+
+
+class InitSeeds:
+    """Hands out the seeds of initialisation; they never touch the counter of the calls."""
+
+    def __init__(self, seed: int):
+        self.seed = seed
+        self.count = 0
+
+    def next(self) -> np.ndarray:
+        seed = prng.init_seed(self.seed, self.count)
+        self.count += 1
+        return seed
+
+
+class Initialization:
+    """Params and state of a model before its first call.
+
+    Args:
+        model: the model.
+        given: params and state that the user brings, or (None, None) to initialise them.
+        structure: structure of the inputs.
+        signature: shapes and dtypes of the inputs.
+        shapes: sizes that were seen; used where all are known, since a state may follow the batch size.
+        seeds: a pytree of seeds of shape [2] for `model.init`.
+
+    Attributes:
+        parts: params and state, of abstract arrays.
+        model: the model with its random streams known.
+    """
+
+    def __init__(
+        self,
+        model: PureModel,
+        given: tuple[Any, Any],
+        structure: InputStructure,
+        signature: Signature,
+        shapes: Sequence[tuple[int | None, ...]],
+        seeds: Any,
+    ):
+        self._model = model
+        self._structure = structure
+        self._seeds = seeds
+        self._values: tuple[list[Any], list[Any]] | None = None
+        if given == (None, None) and model.init is not None:
+            self._sizes, self.parts = self._find_sizes(signature, shapes)
+        else:
+            self._sizes = None
+            params, state = (PartitionedTree(jax.tree.map(_from_backend, tree)) for tree in given)
+            self._values = params.arrays, state.arrays
+            self.parts = _abstract(params), _abstract(state)
+        self.model = self._resolved(signature)
+
+    def values(self) -> tuple[list[Any], list[Any]]:
+        """Returns the values of params and state, each a list in the order of their leaves."""
+        if self._values is not None:
+            return self._values
+        assert self._sizes is not None
+        structs = self._sizes.structs()
+
+        def initialize(seeds: Any) -> tuple[list[Any], list[Any]]:
+            params, state = self._init(seeds, [jnp.ones(struct.shape, struct.dtype) for struct in structs])
+            return params.arrays, state.arrays
+
+        # Keras may ask while a step is being traced, and again after it: the values must not be tracers. Under jit
+        # the forward pass, whose result nobody uses, is never run.
+        with jax.ensure_compile_time_eval():
+            values = jax.jit(initialize)(self._seeds)
+        self._values = values
+        return values
+
+    def forget(self) -> None:
+        """Lets go of initialised values, which the variables hold by now; they can be made again."""
+        if self._sizes is not None:
+            self._values = None
+
+    def _init(self, seeds: Any, leaves: list[Any]) -> Parts:
+        assert self._model.init is not None
+        params, state = self._model.init(prng.keys_from_seeds(seeds), self._structure.rebuild(leaves), True)
+        return _as_arrays(params), _as_arrays(state)
+
+    def _find_sizes(self, signature: Signature, shapes: Sequence[tuple[int | None, ...]]) -> tuple[Signature, Parts]:
+        """Returns sizes at which the model can be initialised, and what there is to initialise."""
+        found: list[PartitionedTree] = []
+
+        def structs_of(seeds: Any, leaves: list[Any]) -> tuple[list[Any], list[Any]]:
+            found[:] = self._init(seeds, leaves)
+            return found[0].arrays, found[1].arrays
+
+        seen = [tuple(size for size in shape if size is not None) for shape in shapes]
+        is_known = [len(known) for known in seen] == [len(shape) for shape in shapes]
+        failures: list[Exception] = []
+        for sizes in [signature.at_sizes(seen)] if is_known else signature.trials():
+            try:
+                params, state = jax.eval_shape(structs_of, self._seeds, sizes.structs())
+            except Exception as error:  # whatever the user's function raises at sizes that do not suit it
+                failures.append(error)
+            else:
+                return sizes, (found[0].with_arrays(params), found[1].with_arrays(state))
+        if len(failures) == 1:
+            raise failures[0]
+        raise ShapeError(
+            f"Initialisation failed for inputs of shapes {', '.join(signature.shapes)} at every size that was tried for "
+            f"the unknown ones. The first error: {type(failures[0]).__name__}: {failures[0]}\nCall the layer once on real "
+            "data, or give the sizes with `keras.Input` or `polymorphic_shapes`."
+        ) from failures[0]
+
+    def _resolved(self, signature: Signature) -> PureModel:
+        if self._model.resolve is None:
+            return self._model
+        sizes = self._sizes or next(signature.trials())
+        params, state = (part.rebuild(part.arrays) for part in self.parts)
+        return self._model.resolve(params, state, self._structure.rebuild(sizes.structs()))
+
+
+def _as_arrays(tree: Any) -> PartitionedTree:
+    parts = PartitionedTree(tree)
+    return parts.with_arrays([jnp.asarray(array) for array in parts.arrays])
+
+
+def _abstract(parts: PartitionedTree) -> PartitionedTree:
+    return parts.with_arrays(jax.eval_shape(lambda *arrays: list(arrays), *parts.arrays))
+
+
+def _from_backend(leaf: Any) -> Any:
+    """Returns a tensor of the Keras backend as an array that JAX takes; other leaves as they are."""
+    return keras.ops.convert_to_numpy(leaf) if keras.ops.is_tensor(leaf) and not isinstance(leaf, jax.Array) else leaf

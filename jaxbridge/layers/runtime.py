@@ -1,0 +1,209 @@
+"""What a layer knows while it runs: its model, its variables, and functions made once and kept."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+
+from jaxbridge import backends
+from jaxbridge.backends.base import Backend
+from jaxbridge.core.ladder import infer_outputs
+from jaxbridge.core.pure_model import CallInputs, PureModel
+from jaxbridge.core.shapes import ArraySpec, Signature, make_signature
+from jaxbridge.errors import ShapeError
+from jaxbridge.layers.calling import InputStructure, pure_function, split_inputs
+from jaxbridge.layers.initialization import Initialization
+from jaxbridge.layers.variables import VariableTree
+
+
+@dataclasses.dataclass(frozen=True)
+class SeenInputs:
+    """The inputs of a call without their values.
+
+    Attributes:
+        structure: all but the arrays.
+        specs: shape and dtype of each array.
+        promised: whether sizes are promised for all calls (symbolic inputs), not only those of one value.
+    """
+
+    structure: InputStructure
+    specs: tuple[ArraySpec, ...]
+    promised: bool
+
+    @property
+    def shapes(self) -> tuple[tuple[int | None, ...], ...]:
+        return tuple(spec.shape for spec in self.specs)
+
+
+class Runtime:
+    """The part of a layer that Keras does not see (Keras would wrap its dicts and track its lists).
+
+    Args:
+        model: the model.
+        given: params and state that the user brings, or None for either.
+        backend: the Keras backend.
+        polymorphic_shapes: as the layer takes them.
+        constraints: as the layer takes them.
+        platforms: as the layer takes them.
+        first_seed: the seed that the layer draws with.
+    """
+
+    def __init__(
+        self,
+        model: PureModel,
+        given: tuple[Any, Any],
+        backend: Backend,
+        polymorphic_shapes: Any,
+        constraints: Sequence[str],
+        platforms: Sequence[str] | None,
+        first_seed: int,
+    ):
+        self.model = model
+        self.given = given
+        self.backend = backend
+        self.polymorphic_shapes = polymorphic_shapes
+        self.constraints = tuple(constraints)
+        self.platforms = None if platforms is None else tuple(platforms)
+        self.first_seed = first_seed
+        self.params: VariableTree | None = None
+        self.state: VariableTree | None = None
+        #: The inputs that the layer was built for, and those of the call that is about to build it.
+        self.declared: tuple[InputStructure, Signature] | None = None
+        self.seen: SeenInputs | None = None
+        self._pure: dict[Any, Any] = {}
+        self._lifted: dict[Any, Any] = {}
+        self._outputs: dict[Any, Any] = {}
+        self._signatures: dict[Any, Signature] = {}
+
+    # Inputs.
+
+    def see(self, inputs: CallInputs, float_dtype: str | None) -> SeenInputs:
+        """Returns the inputs of a call without their values; floats take `float_dtype` (None: keep theirs)."""
+        structure, leaves = split_inputs(inputs)
+        promised = all(isinstance(leaf, keras.KerasTensor) for leaf in leaves)
+        return SeenInputs(structure, tuple(_spec(leaf, float_dtype) for leaf in leaves), promised)
+
+    def arrays(self, inputs: CallInputs) -> list[Any]:
+        """Returns the arrays of the inputs of a call."""
+        return split_inputs(inputs)[1]
+
+    def inputs_of_shape(self, input_shape: Any, dtype: str) -> SeenInputs:
+        """Returns inputs of a shape or structure of shapes; dtypes are those the layer was built for, else `dtype`."""
+        shapes: list[Any] = []
+        tree = keras.tree.map_shape_structure(lambda shape: shapes.append(tuple(shape)) or 0.0, input_shape)
+        structure, _ = split_inputs(CallInputs((jax.tree.map(lambda _: np.zeros(()), tree),)))
+        dtypes = [dtype] * len(shapes)
+        if self.declared is not None and len(self.declared[1].dtypes) == len(shapes):
+            structure, dtypes = self.declared[0], list(self.declared[1].dtypes)
+        return SeenInputs(structure, tuple(map(ArraySpec, shapes, dtypes)), True)
+
+    def signature(self, inputs: SeenInputs) -> Signature:
+        """Returns the signature that a call runs under: the declared one where it agrees with it, else its own."""
+        key = inputs
+        if key not in self._signatures:
+            dtypes = tuple(spec.dtype for spec in inputs.specs)
+            declared = self.declared[1] if self.declared and self.declared[0] == inputs.structure else None
+            if declared is not None and declared.dtypes == dtypes and declared.agrees(inputs.shapes):
+                self._signatures[key] = declared
+            else:
+                self._signatures[key] = make_signature(
+                    inputs.shapes,
+                    dtypes,
+                    declared=self._declared_texts(inputs.structure),
+                    constraints=self.constraints,
+                    symbolic_batch=not inputs.promised,
+                )
+        return self._signatures[key]
+
+    def _declared_texts(self, structure: InputStructure) -> tuple[str | None, ...] | None:
+        """Returns `polymorphic_shapes` as one text (or None) per array; the mask's arrays have none."""
+        if self.polymorphic_shapes is None:
+            return None
+        texts = jax.tree.leaves(self.polymorphic_shapes, is_leaf=lambda node: node is None)
+        count = sum(structure.is_array)
+        without_mask = count - structure.mask_arrays()
+        if len(texts) != without_mask or not all(text is None or isinstance(text, str) for text in texts):
+            raise ShapeError(
+                f"`polymorphic_shapes` must hold a text such as '(b, t, 3)' (or None) for each of the {without_mask} "
+                f"inputs, in their structure; got {self.polymorphic_shapes!r}."
+            )
+        return (*texts, *([None] * (count - without_mask)))
+
+    # Functions.
+
+    def pure_function(self, structure: InputStructure, training: bool) -> Any:
+        """Returns the pure function of a built layer, always the same object for the same arguments."""
+        assert self.params is not None and self.state is not None
+        key = (structure, training)
+        if key not in self._pure:
+            self._pure[key] = pure_function(self.model, structure, self.params.rebuild, self.state.rebuild, training)
+        return self._pure[key]
+
+    def lifted(self, inputs: SeenInputs, training: bool, variables: tuple[list[Any], list[Any], Any]) -> Any:
+        """Returns the pure function on the backend's tensors, made once for what determines it."""
+        signature = self.signature(inputs)
+        arrays, treedef = jax.tree.flatten(variables)
+        dtypes = tuple(keras.backend.standardize_dtype(array.dtype) for array in arrays)
+        platforms = backends.platforms_in_effect(self.platforms)
+        key = (inputs.structure, training, signature, treedef, dtypes, platforms, jax.config.jax_enable_x64)  # pyright: ignore
+        if key not in self._lifted:
+            self._lifted[key] = self.backend.lift(
+                self.pure_function(inputs.structure, training), variables, signature, platforms
+            )
+        return self._lifted[key]
+
+    # Shapes of outputs.
+
+    def output_specs(self, inputs: SeenInputs, training: bool, start: Any, compute_dtype: str | None) -> Any:
+        """Returns the outputs as a pytree of `ArraySpec`, without running anything; the layer need not be built.
+
+        Args:
+            inputs: the inputs.
+            training: whether in training mode.
+            start: returns the `Initialization` for a layer that is not built.
+            compute_dtype: the dtype that floating params are read in; None for their own.
+        """
+        signature = self.signature(inputs)
+        key = (inputs.structure, signature, training, compute_dtype, self.params is None)
+        if key not in self._outputs:
+            pure, params, state, draws = self._abstract(inputs.structure, training, start)
+            params = [_cast_struct(struct, compute_dtype) for struct in params]
+            seeds = jax.ShapeDtypeStruct((2,), np.uint32) if draws and training else None
+            self._outputs[key] = infer_outputs(
+                lambda leaves: jax.eval_shape(pure, params, state, seeds, leaves)[0],
+                signature,
+                concrete_shapes=self.backend.concrete_shapes,
+            )
+        return self._outputs[key]
+
+    def _abstract(self, structure: InputStructure, training: bool, start: Any) -> tuple[Any, Any, Any, bool]:
+        """Returns the pure function, abstract params and state, and whether a training call draws."""
+        if self.params is not None and self.state is not None:
+            params, state = ([_variable_struct(v) for v in tree.variables] for tree in (self.params, self.state))
+            return self.pure_function(structure, training), params, state, bool(self.model.rng_streams)
+        values: Initialization = start()
+        params, state = values.parts
+        pure = pure_function(values.model, structure, params.rebuild, state.rebuild, training)
+        return pure, params.arrays, state.arrays, bool(values.model.rng_streams)
+
+
+def _spec(leaf: Any, float_dtype: str | None) -> ArraySpec:
+    dtype = keras.backend.standardize_dtype(leaf.dtype)
+    if float_dtype is not None and keras.backend.is_float_dtype(dtype):
+        dtype = float_dtype
+    return ArraySpec(tuple(leaf.shape), np.dtype(jax.dtypes.canonicalize_dtype(dtype)).name)
+
+
+def _variable_struct(variable: keras.Variable) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(tuple(variable.shape), np.dtype(jax.dtypes.canonicalize_dtype(variable.dtype)))
+
+
+def _cast_struct(struct: Any, float_dtype: str | None) -> Any:
+    if float_dtype is None or not jax.numpy.issubdtype(struct.dtype, jax.numpy.floating):
+        return struct
+    return jax.ShapeDtypeStruct(struct.shape, np.dtype(float_dtype))

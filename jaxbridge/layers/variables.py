@@ -1,0 +1,127 @@
+"""A pytree of Keras variables that are named by their path in the pytree."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+from jaxbridge.core.tree_paths import clean_paths, leaf_paths
+
+
+def is_array(leaf: Any) -> bool:
+    """Returns whether a leaf of params or state is a value (an array or a number), not configuration of the model."""
+    return (hasattr(leaf, "shape") and hasattr(leaf, "dtype")) or isinstance(leaf, bool | int | float | complex)
+
+
+class PartitionedTree:
+    """A pytree taken apart into its arrays and the rest, which is kept as it is (strings, functions, ...)."""
+
+    def __init__(self, tree: Any):
+        leaves, self._treedef = jax.tree.flatten(tree)
+        self._is_array = [is_array(leaf) for leaf in leaves]
+        self._rest = [None if is_array(leaf) else leaf for leaf in leaves]
+        self.arrays = [leaf for leaf in leaves if is_array(leaf)]
+
+    def with_arrays(self, arrays: list[Any]) -> PartitionedTree:
+        """Returns a copy that holds other arrays."""
+        copied = copy.copy(self)
+        copied.arrays = list(arrays)
+        return copied
+
+    def rebuild(self, arrays: Any) -> Any:
+        """Returns the pytree with these in place of its arrays."""
+        values = iter(arrays)
+        leaves = [next(values) if array else rest for array, rest in zip(self._is_array, self._rest, strict=True)]
+        return jax.tree.unflatten(self._treedef, leaves)
+
+    def paths(self, prefix: str) -> list[str]:
+        """Returns the path of every array."""
+        numbered = jax.tree.unflatten(self._treedef, range(len(self._is_array)))
+        return [path for path, array in zip(leaf_paths(numbered, prefix), self._is_array, strict=True) if array]
+
+
+class VariableTree:
+    """Keras variables in the structure of a pytree.
+
+    Args:
+        parts: the pytree, of abstract arrays.
+        initial: returns the list of the initial values, when it is needed.
+        prefix: the scope above the paths: "params", or "" where the top level of the pytree already says it.
+        trainable: whether floating leaves are trained. Others never are.
+        float_dtype: the dtype of floating variables; None for that of the values.
+        autocast: whether reading a variable casts it to the compute dtype.
+    """
+
+    def __init__(
+        self,
+        parts: PartitionedTree,
+        initial: Callable[[], list[Any]],
+        *,
+        prefix: str,
+        trainable: bool,
+        float_dtype: str | None,
+        autocast: bool,
+    ):
+        self.rebuild = parts.rebuild
+        self.original_paths = parts.paths(prefix)
+        self.paths = clean_paths(self.original_paths)
+        self.variables = [
+            _make_variable(
+                path,
+                struct,
+                lambda index=index: initial()[index],
+                trainable and jnp.issubdtype(struct.dtype, jnp.inexact),
+                float_dtype if jnp.issubdtype(struct.dtype, jnp.floating) else None,
+                autocast,
+            )
+            for index, (path, struct) in enumerate(zip(self.paths, parts.arrays, strict=True))
+        ]
+
+    @property
+    def tree(self) -> Any:
+        """The pytree of variables."""
+        return self.rebuild(self.variables)
+
+    def values(self) -> list[Any]:
+        """Returns the variables' values, cast as the call's dtype policy wants them."""
+        return [variable.value for variable in self.variables]
+
+    def assign(self, values: list[Any]) -> None:
+        """Sets the variables' values."""
+        for variable, value in zip(self.variables, values, strict=True):
+            variable.assign(value)
+
+
+def _make_variable(
+    path: str,
+    struct: Any,
+    initial: Callable[[], Any],
+    trainable: bool,
+    dtype: str | None,
+    autocast: bool,
+) -> keras.Variable:
+    *scopes, name = path.split("/")
+    with contextlib.ExitStack() as stack:
+        for scope in scopes:
+            # `Layer.add_weight` drops nested scopes; a Variable made inside them keeps its whole path.
+            stack.enter_context(keras.name_scope(scope))
+        return keras.Variable(
+            lambda shape, dtype=None: keras.ops.convert_to_tensor(_as_host_array(initial()), dtype=dtype),
+            shape=tuple(struct.shape),
+            dtype=dtype or np.dtype(struct.dtype).name,
+            trainable=trainable,
+            autocast=autocast,
+            name=name,
+        )
+
+
+def _as_host_array(value: Any) -> Any:
+    """Returns a value as something that every backend converts."""
+    return value if keras.ops.is_tensor(value) else np.asarray(value)
