@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from jaxbridge.backends.base import Backend, PureFunction
+from jaxbridge.core.jaxprs import warn_closed_over
 from jaxbridge.core.shapes import Signature
 
 
@@ -25,20 +26,30 @@ class JaxBackend(Backend):
     ) -> PureFunction:
         # Also inside a trace: the inner jit keeps the function's jaxpr for the next layer call of the same shapes.
         jitted = jax.jit(fn)
+        is_first = True
+
+        def lifted(params: list[Any], state: list[Any], seeds: Any, leaves: list[Any]) -> tuple[Any, list[Any]]:
+            nonlocal is_first
+            if is_first:
+                # The trace is kept: the call below does not trace again.
+                warn_closed_over(jitted.trace(params, state, seeds, leaves).jaxpr)
+                is_first = False
+            return jitted(params, state, seeds, leaves)
+
         if not inputs.declared:
-            return jitted
+            return lifted
 
         def checked(params: list[Any], state: list[Any], seeds: Any, leaves: list[Any]) -> tuple[Any, list[Any]]:
             shapes = [leaf.shape for leaf in leaves]
             # In a model that is being exported sizes may be symbols, whose constraints are the export's.
             if all(isinstance(size, int) for shape in shapes for size in shape):
                 inputs.check(shapes)
-            return jitted(params, state, seeds, leaves)
+            return lifted(params, state, seeds, leaves)
 
         return checked
 
     def build_scope(self) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext()
+        return jax.ensure_compile_time_eval()
 
     def seed_words(self, seed: Any) -> Any:
         return seed

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxbridge._optional import require
 from jaxbridge.backends.base import Backend, PureFunction
+from jaxbridge.core.jaxprs import warn_closed_over
 from jaxbridge.core.ladder import unknown_shape_error
 from jaxbridge.core.shapes import Signature
 
@@ -78,12 +79,14 @@ class _Lifted:
         self._conversion = self._convert(inputs)
         self._static: dict[tuple[tuple[int, ...], ...], Conversion] | None = None
         try:
-            self._conversion.function.traced  # noqa: B018  now, so that what cannot be traced is known before a call
+            traced = self._conversion.function.traced  # now, so that a failure is known before a call
         except Exception as error:  # whatever the user's function raises at symbolic sizes
             if not inputs.symbols():
                 raise
             self._failure = error
             self._static = {}
+        else:
+            warn_closed_over(traced.jaxpr)
         self._functions: dict[Any, Any] = {}
         self._lock = threading.RLock()
 
@@ -94,7 +97,7 @@ class _Lifted:
         return Conversion(self._fn, self._treedef, signature, self._options)
 
     def __call__(self, params: list[Any], state: list[Any], seeds: Any, leaves: list[Any]) -> tuple[Any, list[Any]]:
-        tensors = jax.tree.leaves((params, state, seeds, leaves))
+        tensors = [tf.convert_to_tensor(tensor) for tensor in jax.tree.leaves((params, state, seeds, leaves))]
         conversion = self._conversion if self._static is None else self._at_static_sizes(leaves)
         if tf.executing_eagerly() and not tf.config.functions_run_eagerly():
             return self._compiled(conversion, tensors)

@@ -80,6 +80,11 @@ def _evaluate(node: ast.AST, env: Mapping[str, Any]) -> Any:
             return _OPERATORS[type(op)](_evaluate(operand, env))
         case ast.Call(func=ast.Name(id=name), args=args) if name in _FUNCTIONS:
             return _FUNCTIONS[name](*(_evaluate(arg, env) for arg in args))
+        case ast.Name(id=name):
+            raise ShapeError(
+                f"The value of the symbol '{name}' does not follow from the shapes. Declare it where it stands alone or in "
+                f"a size that is linear in it, such as `{name}`, `4*{name}` or `{name} + 1`."
+            )
     raise ShapeError(f"The size {ast.unparse(node)!r} cannot be read. Write for instance `b`, `4*k`, `t + 1` or `3`.")
 
 

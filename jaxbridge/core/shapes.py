@@ -75,6 +75,17 @@ class Signature:
             self, shapes=tuple(dims.join_shape([str(d) for d in shape]) for shape in shapes), constraints=()
         )
 
+    def followed_by(self, mask: ArraySpec, index: int) -> Signature:
+        """Returns the signature with one more array, whose sizes are the leading ones of array `index`, as a mask's are."""
+        like = dims.split_shape(self.shapes[index])[: len(mask.shape)]
+        fits = len(like) == len(mask.shape) and all(
+            size is None or not name.isdigit() or size == int(name) for name, size in zip(like, mask.shape, strict=True)
+        )
+        names = like if fits else ["mask" if size is None else str(size) for size in mask.shape]
+        return dataclasses.replace(
+            self, shapes=(*self.shapes, dims.join_shape(names)), dtypes=(*self.dtypes, mask.dtype)
+        )
+
     def trials(self) -> Iterator[Signature]:
         """Yields the signature at concrete sizes, where the constraints allow them."""
         if not self.symbols():

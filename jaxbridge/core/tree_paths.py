@@ -26,6 +26,11 @@ def leaf_paths(tree: Any, prefix: str = "") -> list[str]:
     return ["/".join(part for part in (prefix, path) if part) for path in paths]
 
 
+def is_array(leaf: Any) -> bool:
+    """Returns whether a leaf is a value (an array or a number), not configuration such as a name or a function."""
+    return (hasattr(leaf, "shape") and hasattr(leaf, "dtype")) or isinstance(leaf, bool | int | float | complex)
+
+
 def clean_path(path: str) -> str:
     """Returns `path` with every part made of letters, digits, `_` and `-` only, and starting with a letter or digit.
 

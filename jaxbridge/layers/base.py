@@ -13,9 +13,10 @@ import numpy as np
 from jaxbridge import backends
 from jaxbridge.core import prng
 from jaxbridge.core.pure_model import CallInputs, PureModel
-from jaxbridge.errors import StructureError
 from jaxbridge.layers import weights_file
+from jaxbridge.layers.config import pack_inputs, unpack_inputs
 from jaxbridge.layers.initialization import Initialization, InitSeeds
+from jaxbridge.layers.path_rules import PathRules, Rule
 from jaxbridge.layers.runtime import Runtime, SeenInputs
 from jaxbridge.layers.shape_hook import OutputShapeHook
 from jaxbridge.layers.variables import VariableTree
@@ -54,9 +55,12 @@ class BridgeLayer(keras.layers.Layer):
     ):
         backend = backends.current()
         super().__init__(**kwargs)
+        # Keras takes a layer with a `compute_mask` for one that passes masks on.
+        self._supports_masking = type(self).compute_mask is not BridgeLayer.compute_mask
         self.seed = prng.check_seed(seed)
         self.seed_generator: keras.random.SeedGenerator | None = None
         self._scopes = scopes
+        self._rules = PathRules()
         self._shape_hook = OutputShapeHook(compute_output_shape_fn)
         # The seed is taken as keras.random.SeedGenerator(None) takes it: `keras.utils.set_random_seed` decides it.
         first_seed = random.randint(1, int(1e9)) if self.seed is None else self.seed
@@ -87,6 +91,48 @@ class BridgeLayer(keras.layers.Layer):
     def compute_output_shape_fn(self) -> Callable[..., Any] | None:
         """The hook that gives the output's shape, or None."""
         return self._shape_hook.fn
+
+    # What the user says of variables by their paths.
+
+    def freeze(self, pattern: str = "*") -> None:
+        """Makes the variables whose path matches non-trainable; kept in the config.
+
+        Args:
+            pattern: such as "encoder/*" or "params/encoder/*/kernel"; `*` stands for any text, slashes too.
+
+        Raises:
+            StructureError: nothing matches (said when the layer is built, if it is not yet).
+        """
+        self._set_rule(Rule("trainable", pattern, False))
+
+    def unfreeze(self, pattern: str = "*") -> None:
+        """Makes the variables whose path matches trainable again; see `freeze`."""
+        self._set_rule(Rule("trainable", pattern, True))
+
+    def regularize(self, pattern: str, regularizer: Any) -> None:
+        """Adds a Keras regularizer's loss for the variables whose path matches; see `freeze`."""
+        self._set_rule(Rule("regularizer", pattern, keras.regularizers.get(regularizer)))
+
+    def constrain(self, pattern: str, constraint: Any) -> None:
+        """Applies a Keras constraint after every update of the variables whose path matches; see `freeze`."""
+        self._set_rule(Rule("constraint", pattern, keras.constraints.get(constraint)))
+
+    def _set_rule(self, rule: Rule) -> None:
+        tree = self._runtime.params
+        self._rules.add(rule, None if tree is None else dict(zip(tree.paths, tree.variables, strict=True)))
+
+    @property
+    def supports_masking(self) -> bool:
+        """Whether the layer takes part in masking; set it to True to pass the mask on to the next layer."""
+        return self._supports_masking or self._runtime.model.uses_mask
+
+    @supports_masking.setter
+    def supports_masking(self, value: bool) -> None:
+        self._supports_masking = value
+
+    def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
+        """Returns the mask for the next layer: none, unless `supports_masking` was set."""
+        return previous_mask if self._supports_masking else None
 
     # Building.
 
@@ -124,12 +170,31 @@ class BridgeLayer(keras.layers.Layer):
                 float_dtype=None,
                 autocast=False,
             )
+            generator = None
             if start.model.rng_streams:
-                self.seed_generator = keras.random.SeedGenerator(runtime.first_seed, name="seed_generator")
+                generator = keras.random.SeedGenerator(runtime.first_seed, name="seed_generator")
+        self.seed_generator = generator
         self._bridge_variables = [*params.variables, *state.variables]
         runtime.model, runtime.params, runtime.state = start.model, params, state
+        # Under a policy that asks for another dtype than float32, outputs have it, as Keras' own layers' do.
+        runtime.output_dtype = self.compute_dtype if self.autocast and self.compute_dtype != "float32" else None
         runtime.declared = (seen.structure, runtime.signature(seen))
+        self._rules.apply(dict(zip(params.paths, params.variables, strict=True)))
         start.forget()
+
+    def get_build_config(self) -> dict[str, Any] | None:
+        """Returns structure, shapes and dtypes of the inputs that the layer was built for."""
+        declared = self._runtime.declared
+        return None if declared is None else {"inputs": pack_inputs(*declared)}
+
+    def build_from_config(self, config: dict[str, Any]) -> None:
+        """Builds the layer for the inputs of a build config."""
+        if "inputs" not in config:  # a file of keras.layers.JaxLayer
+            super().build_from_config(config)
+            return
+        inputs = unpack_inputs(config["inputs"])
+        self._runtime.seen = self._runtime.see(inputs, None)
+        self.build(None)
 
     def _initialization(self, seen: SeenInputs) -> Initialization:
         self._init_seeds.count = 0
@@ -173,17 +238,43 @@ class BridgeLayer(keras.layers.Layer):
         assert runtime.params is not None and runtime.state is not None
         call_inputs = self._call_inputs(inputs, args, mask, kwargs)
         seen = runtime.see(call_inputs, None)
-        mode = self._training_mode(training)
-        seeds = self._get_call_rng(mode) if runtime.model.rng_streams else None
-        variables = (
-            runtime.params.values(),
-            runtime.state.values(),
-            jax.tree.map(runtime.backend.seed_words, seeds),
-        )
-        outputs, new_state = runtime.lifted(seen, mode, variables)(*variables, runtime.arrays(call_inputs))
+        arrays = runtime.arrays(call_inputs)
+        values = runtime.params.values(), runtime.state.values()
+        flag = self._training_flag(training)
+        if isinstance(flag, bool):
+            seeds = self._seeds(flag)
+            outputs, new_state = runtime.lifted(seen, flag, (*values, seeds))(*values, seeds, arrays)
+        else:
+            outputs, new_state = self._call_either_way(flag, seen, values, arrays)
         self._shape_hook.check(seen.structure, seen.shapes, outputs)
         runtime.state.assign(new_state)
         return outputs
+
+    def _call_either_way(
+        self, flag: Any, seen: SeenInputs, values: tuple[list[Any], list[Any]], arrays: list[Any]
+    ) -> Any:
+        """Calls in the mode that only the running graph knows; the counter of draws moves only in training mode."""
+        generator = self.seed_generator
+        before = None if generator is None else generator.state.value
+        seeds = self._seeds(True)
+
+        def call(training: bool) -> tuple[Any, list[Any]]:
+            variables = (*values, seeds if training else None)
+            outputs, state = self._runtime.lifted(seen, training, variables)(*variables, arrays)
+            # Both branches must return the same structure.
+            return outputs, [old if new is None else new for old, new in zip(values[1], state, strict=True)]
+
+        result = keras.ops.cond(flag, lambda: call(True), lambda: call(False))
+        if generator is not None:
+            generator.state.assign(keras.ops.where(flag, generator.state.value, before))
+        return result
+
+    def _seeds(self, training: bool) -> Any:
+        """Draws the seeds of a call."""
+        runtime = self._runtime
+        if not runtime.model.rng_streams:
+            return None
+        return jax.tree.map(runtime.backend.seed_words, self._get_call_rng(training))
 
     def _call_inputs(self, inputs: Any, args: Any, mask: Any, kwargs: Any) -> CallInputs:
         uses_mask = self._runtime.model.uses_mask and any(m is not None for m in keras.tree.flatten(mask))
@@ -195,15 +286,12 @@ class BridgeLayer(keras.layers.Layer):
             self._call_inputs(inputs, args, mask, kwargs), self.compute_dtype if self.autocast else None
         )
 
-    def _training_mode(self, training: Any) -> bool:
-        if training is None or isinstance(training, bool | np.bool_):
+    def _training_flag(self, training: Any) -> Any:
+        """Returns the training flag as a bool; as a boolean tensor where only the running graph knows it."""
+        if training is None or isinstance(training, bool | int | np.bool_):
             return bool(training)
-        flag = self._runtime.backend.static_flag(training)
-        if flag is None:
-            raise StructureError(
-                "`training` is a tensor whose value is only known when the graph runs. Pass a Python bool."
-            )
-        return flag
+        static = self._runtime.backend.static_flag(training)
+        return keras.ops.cast(training, "bool") if static is None else static
 
     # Shapes.
 
@@ -219,7 +307,7 @@ class BridgeLayer(keras.layers.Layer):
     ) -> Any:
         """Returns the output as `keras.KerasTensor`s, of the shapes and dtypes that JAX finds."""
         seen = self._see(inputs, *args, mask=mask, **kwargs)
-        mode = self._training_mode(training)
+        mode = self._training_flag(training) is True
         if self._shape_hook.fn is not None:
             return self._shape_hook.keras_tensors(
                 seen.structure, seen.shapes, lambda: self._output_specs(seen, mode), self.compute_dtype
@@ -257,4 +345,27 @@ class BridgeLayer(keras.layers.Layer):
             "polymorphic_constraints": list(runtime.constraints),
             "seed": self.seed,
             "native_serialization_platforms": None if runtime.platforms is None else list(runtime.platforms),
+            "path_rules": self._rules.get_config(),
         }
+
+    #: Arguments that a config holds in Keras' serialized form.
+    _serialized_arguments: tuple[str, ...] = ("compute_output_shape_fn",)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> BridgeLayer:
+        """Returns the layer that `get_config` described."""
+        arguments = dict(config)
+        rules = PathRules.from_config(arguments.pop("path_rules", ()))
+        for name in cls._serialized_arguments:
+            if name in arguments:
+                arguments[name] = keras.saving.deserialize_keras_object(arguments[name])
+        layer = cls(**arguments)
+        layer._rules = rules
+        return layer
+
+    def quantize(self, mode: Any = None, **kwargs: Any) -> None:
+        """Raises: Keras rewrites the weights of its own layers to quantize them, and cannot rewrite a JAX function."""
+        raise NotImplementedError(
+            f"Layer '{self.name}' wraps a JAX function, which Keras cannot quantize. Quantize inside the function, or leave "
+            "the layer out (`model.quantize(mode, filters=...)`)."
+        )

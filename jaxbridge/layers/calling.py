@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxbridge.core import prng
 from jaxbridge.core.pure_model import CallInputs, PureModel
-from jaxbridge.core.tree_paths import leaf_difference, leaf_paths
+from jaxbridge.core.tree_paths import is_array, leaf_difference, leaf_paths
 from jaxbridge.errors import SignatureError, StructureError
 
 
@@ -33,6 +34,11 @@ class InputStructure:
         values = iter(arrays)
         leaves = [next(values) if array else static for array, static in zip(self.is_array, self.static, strict=True)]
         return jax.tree.unflatten(self.treedef, leaves)
+
+    def without_mask(self) -> InputStructure:
+        """Returns the structure of the same inputs without a mask."""
+        inputs = self.rebuild([np.zeros(())] * sum(self.is_array))
+        return split_inputs(dataclasses.replace(inputs, mask=None))[0]
 
     def mask_arrays(self) -> int:
         """Returns how many of the arrays belong to the mask; they are the last ones."""
@@ -64,12 +70,14 @@ def pure_function(
     rebuild_params: Callable[[Any], Any],
     rebuild_state: Callable[[Any], Any],
     training: bool,
+    output_dtype: str | None,
 ) -> Callable[[list[Any], list[Any], Any, list[Any]], tuple[Any, list[Any]]]:
     """Returns the function that a layer lifts: `(params, state, seeds, inputs) -> (outputs, new_state)`.
 
-    The lists hold arrays; `seeds` is a pytree of seed states, or None. It raises a StructureError while it is traced, so
+    The lists hold arrays; `seeds` is a pytree of seed states, or None. In `new_state` None stands for a leaf that did not
+    change, so that inference writes no variable. It raises a StructureError while it is traced, so
     before one variable is written, if the state comes back in another structure, shape or dtype, or an output is no
-    array.
+    array. Floating outputs are cast to `output_dtype` (None: left as they are).
     """
 
     def run(params: list[Any], state: list[Any], seeds: Any, leaves: list[Any]) -> tuple[Any, list[Any]]:
@@ -77,7 +85,7 @@ def pure_function(
         outputs, after = model.apply(
             rebuild_params(params), before, prng.keys_from_seeds(seeds), structure.rebuild(leaves), training
         )
-        return _checked_outputs(outputs), _checked_state(before, after)
+        return _cast_floats(_checked_outputs(outputs), output_dtype), _checked_state(before, after)
 
     return run
 
@@ -90,16 +98,22 @@ def _checked_outputs(outputs: Any) -> Any:
             raise StructureError(
                 f"{where} is a {type(leaf).__name__}. Outputs must be arrays, or dicts, lists or tuples of arrays."
             )
-    return jax.tree.map(jax.numpy.asarray, outputs)
+    return jax.tree.map(jnp.asarray, outputs)
+
+
+def _cast_floats(outputs: Any, dtype: str | None) -> Any:
+    if dtype is None:
+        return outputs
+    return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, outputs)
 
 
 def _checked_state(before: Any, after: Any) -> list[Any]:
+    """Returns the leaves of the new state, None where one is the very array that was given."""
     difference = leaf_difference(before, after)
     if difference is not None:
         raise StructureError(
             f"The state that the call returned differs from the state it was given: {difference}. Return every leaf with "
             "the structure, shape and dtype it had (`new.astype(old.dtype)`); nothing was written."
         )
-    return [
-        leaf for leaf in jax.tree.leaves(after) if hasattr(leaf, "dtype") or isinstance(leaf, int | float | complex)
-    ]
+    pairs = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
+    return [None if new is old else new for old, new in pairs if is_array(old)]

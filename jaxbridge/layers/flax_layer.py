@@ -81,6 +81,8 @@ class FlaxLayer(BridgeLayer):
         self.method = method
         self._rngs = None if rngs is None else tuple(rngs)
 
+    _serialized_arguments = ("module", "method", "compute_output_shape_fn")
+
     def get_config(self) -> dict[str, Any]:
         # A method of the module is known by its name.
         method = self.method
@@ -92,8 +94,3 @@ class FlaxLayer(BridgeLayer):
             "method": keras.saving.serialize_keras_object(method),
             "rngs": None if self._rngs is None else list(self._rngs),
         }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> FlaxLayer:
-        objects = ("module", "method", "compute_output_shape_fn")
-        return cls(**{**config, **{name: keras.saving.deserialize_keras_object(config[name]) for name in objects}})

@@ -10,6 +10,7 @@ import keras
 from jaxbridge.core.functions import from_functions
 from jaxbridge.errors import SignatureError
 from jaxbridge.layers.base import BridgeLayer
+from jaxbridge.layers.config import pack_arrays, unpack_arrays
 
 
 @keras.saving.register_keras_serializable(package="jaxbridge")
@@ -88,14 +89,26 @@ class JaxLayer(BridgeLayer):
         self.call_fn = call_fn
         self.init_fn = init_fn
 
+    _serialized_arguments = ("call_fn", "init_fn", "compute_output_shape_fn")
+
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
             "call_fn": keras.saving.serialize_keras_object(self.call_fn),
             "init_fn": keras.saving.serialize_keras_object(self.init_fn),
+            **self._given_config(),
         }
+
+    def _given_config(self) -> dict[str, Any]:
+        """Returns params and state without their values, where no `init_fn` could tell what they look like."""
+        if self.init_fn is not None:
+            return {}
+        given = dict(zip(("params", "state"), self._runtime.given, strict=True))
+        return {name: pack_arrays(tree, name) for name, tree in given.items() if tree is not None}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> JaxLayer:
-        functions = ("call_fn", "init_fn", "compute_output_shape_fn")
-        return cls(**{**config, **{name: keras.saving.deserialize_keras_object(config[name]) for name in functions}})
+        given = {name: unpack_arrays(config[name]) for name in ("params", "state") if name in config}
+        layer = super().from_config({**config, **given})
+        assert isinstance(layer, JaxLayer)
+        return layer

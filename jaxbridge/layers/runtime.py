@@ -70,6 +70,8 @@ class Runtime:
         self.constraints = tuple(constraints)
         self.platforms = None if platforms is None else tuple(platforms)
         self.first_seed = first_seed
+        #: The dtype of floating outputs; None for that of the function.
+        self.output_dtype: str | None = None
         self.params: VariableTree | None = None
         self.state: VariableTree | None = None
         #: The inputs that the layer was built for, and those of the call that is about to build it.
@@ -104,35 +106,45 @@ class Runtime:
 
     def signature(self, inputs: SeenInputs) -> Signature:
         """Returns the signature that a call runs under: the declared one where it agrees with it, else its own."""
-        key = inputs
-        if key not in self._signatures:
-            dtypes = tuple(spec.dtype for spec in inputs.specs)
-            declared = self.declared[1] if self.declared and self.declared[0] == inputs.structure else None
-            if declared is not None and declared.dtypes == dtypes and declared.agrees(inputs.shapes):
-                self._signatures[key] = declared
-            else:
-                self._signatures[key] = make_signature(
-                    inputs.shapes,
-                    dtypes,
-                    declared=self._declared_texts(inputs.structure),
-                    constraints=self.constraints,
-                    symbolic_batch=not inputs.promised,
-                )
-        return self._signatures[key]
+        if inputs not in self._signatures:
+            masks = inputs.structure.mask_arrays()
+            count = len(inputs.specs) - masks
+            unmasked = dataclasses.replace(
+                inputs,
+                structure=inputs.structure.without_mask() if masks else inputs.structure,
+                specs=inputs.specs[:count],
+            )
+            signature = self._signature_without_mask(unmasked)
+            for index, mask in enumerate(inputs.specs[count:]):
+                signature = signature.followed_by(mask, min(index, count - 1))
+            self._signatures[inputs] = signature
+        return self._signatures[inputs]
 
-    def _declared_texts(self, structure: InputStructure) -> tuple[str | None, ...] | None:
-        """Returns `polymorphic_shapes` as one text (or None) per array; the mask's arrays have none."""
+    def _signature_without_mask(self, inputs: SeenInputs) -> Signature:
+        dtypes = tuple(spec.dtype for spec in inputs.specs)
+        if self.declared is not None and self.declared[0] == inputs.structure:
+            declared = self.declared[1]
+            if declared.dtypes == dtypes and declared.agrees(inputs.shapes):
+                return declared
+        return make_signature(
+            inputs.shapes,
+            dtypes,
+            declared=self._declared_texts(len(inputs.specs)),
+            constraints=self.constraints,
+            symbolic_batch=not inputs.promised,
+        )
+
+    def _declared_texts(self, count: int) -> tuple[str | None, ...] | None:
+        """Returns `polymorphic_shapes` as one text (or None) per array of the inputs."""
         if self.polymorphic_shapes is None:
             return None
         texts = jax.tree.leaves(self.polymorphic_shapes, is_leaf=lambda node: node is None)
-        count = sum(structure.is_array)
-        without_mask = count - structure.mask_arrays()
-        if len(texts) != without_mask or not all(text is None or isinstance(text, str) for text in texts):
+        if len(texts) != count or not all(text is None or isinstance(text, str) for text in texts):
             raise ShapeError(
-                f"`polymorphic_shapes` must hold a text such as '(b, t, 3)' (or None) for each of the {without_mask} "
-                f"inputs, in their structure; got {self.polymorphic_shapes!r}."
+                f"`polymorphic_shapes` must hold a text such as '(b, t, 3)' (or None) for each of the {count} inputs, in "
+                f"their structure; got {self.polymorphic_shapes!r}."
             )
-        return (*texts, *([None] * (count - without_mask)))
+        return tuple(texts)
 
     # Functions.
 
@@ -141,7 +153,9 @@ class Runtime:
         assert self.params is not None and self.state is not None
         key = (structure, training)
         if key not in self._pure:
-            self._pure[key] = pure_function(self.model, structure, self.params.rebuild, self.state.rebuild, training)
+            self._pure[key] = pure_function(
+                self.model, structure, self.params.rebuild, self.state.rebuild, training, self.output_dtype
+            )
         return self._pure[key]
 
     def lifted(self, inputs: SeenInputs, training: bool, variables: tuple[list[Any], list[Any], Any]) -> Any:
@@ -188,7 +202,7 @@ class Runtime:
             return self.pure_function(structure, training), params, state, bool(self.model.rng_streams)
         values: Initialization = start()
         params, state = values.parts
-        pure = pure_function(values.model, structure, params.rebuild, state.rebuild, training)
+        pure = pure_function(values.model, structure, params.rebuild, state.rebuild, training, self.output_dtype)
         return pure, params.arrays, state.arrays, bool(values.model.rng_streams)
 
 

@@ -12,12 +12,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from jaxbridge.core.tree_paths import clean_paths, leaf_paths
-
-
-def is_array(leaf: Any) -> bool:
-    """Returns whether a leaf of params or state is a value (an array or a number), not configuration of the model."""
-    return (hasattr(leaf, "shape") and hasattr(leaf, "dtype")) or isinstance(leaf, bool | int | float | complex)
+from jaxbridge.core.tree_paths import clean_paths, is_array, leaf_paths
 
 
 class PartitionedTree:
@@ -94,9 +89,10 @@ class VariableTree:
         return [variable.value for variable in self.variables]
 
     def assign(self, values: list[Any]) -> None:
-        """Sets the variables' values."""
+        """Sets the variables' values; None leaves one as it is."""
         for variable, value in zip(self.variables, values, strict=True):
-            variable.assign(value)
+            if value is not None:
+                variable.assign(value)
 
 
 def _make_variable(

@@ -17,9 +17,9 @@ _SEED_STATE = "seed_generator.state"
 def write(store: Any, variables: Mapping[str, keras.Variable], seed_state: keras.Variable | None) -> None:
     """Writes variables into a Keras weight store under flat keys: slashes would be folders, which cannot be listed."""
     for path, variable in variables.items():
-        store[path.replace("/", ".")] = variable
+        store[path.replace("/", ".")] = variable.value
     if seed_state is not None:
-        store[_SEED_STATE] = seed_state
+        store[_SEED_STATE] = seed_state.value
 
 
 def read(

@@ -1,0 +1,64 @@
+"""Looking into jaxprs: their equations, and the arrays that a function closed over."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+#: Closed-over arrays of fewer bytes are taken for constants that are meant (tables, masks, position encodings).
+WARN_ABOVE_BYTES = 2**20
+
+
+def inner_jaxprs(equation: Any) -> Iterator[Any]:
+    """Yields the jaxprs that an equation holds (of jit, scan, cond, custom_vjp, ...)."""
+    for value in equation.params.values():
+        for inner in value if isinstance(value, tuple | list) else (value,):
+            if hasattr(inner, "eqns") or hasattr(getattr(inner, "jaxpr", None), "eqns"):
+                yield inner
+
+
+def equations(jaxpr: Any, enter: Callable[[Any], bool] = lambda equation: True) -> Iterator[Any]:
+    """Yields the equations of a jaxpr and of the jaxprs inside those equations that `enter` says yes to."""
+    for equation in jaxpr.eqns:
+        yield equation
+        if enter(equation):
+            for inner in inner_jaxprs(equation):
+                yield from equations(inner, enter)
+
+
+def closed_over_arrays(jaxpr: Any) -> list[Any]:
+    """Returns the arrays that became constants of a jaxpr, each once."""
+    found = list(getattr(jaxpr, "consts", ()))
+    for equation in jaxpr.eqns:
+        for inner in inner_jaxprs(equation):
+            found += closed_over_arrays(inner)
+    return list({id(array): array for array in found if hasattr(array, "shape")}.values())
+
+
+def closed_over_bytes(jaxpr: Any) -> int:
+    """Returns the bytes of all arrays that became constants of a jaxpr."""
+    return sum(map(_bytes, closed_over_arrays(jaxpr)))
+
+
+def warn_closed_over(jaxpr: Any) -> None:
+    """Warns of closed-over arrays that are large enough to be weights."""
+    large = [array for array in closed_over_arrays(jaxpr) if _bytes(array) > WARN_ABOVE_BYTES]
+    if large:
+        shapes = ", ".join(f"{np.dtype(array.dtype).name}{list(array.shape)}" for array in large[:5])
+        warnings.warn(
+            f"A function closes over arrays of {sum(map(_bytes, large)) / 2**20:.1f} MiB ({shapes}"
+            f"{', ...' if len(large) > 5 else ''}). They are constants of the compiled function: they are not trained, not "
+            "saved as weights, and are written into every exported graph. Pass them as `params` or `state` (JaxLayer), or "
+            "make them parameters of the module.",
+            stacklevel=3,
+        )
+
+
+def _bytes(array: Any) -> int:
+    try:
+        return int(np.prod(array.shape)) * np.dtype(array.dtype).itemsize
+    except TypeError:  # extended dtypes (PRNG keys) have no item size
+        return 0
