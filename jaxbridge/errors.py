@@ -19,7 +19,7 @@ class ShapeError(JaxBridgeError, ValueError):
     """A size breaks a declared shape or constraint, or a shape cannot be found."""
 
 
-class DifferentiationError(JaxBridgeError, ValueError):
+class DifferentiationError(JaxBridgeError, ValueError, LookupError):
     """A gradient was asked of a function that JAX cannot differentiate in reverse mode."""
 
 

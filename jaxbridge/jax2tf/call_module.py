@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
 
@@ -65,7 +66,6 @@ def tf_dtype(dtype: Any) -> tf.DType:
 def jax_dtype(dtype: tf.DType) -> np.dtype:
     """Returns the dtype that JAX gives values of a TensorFlow dtype: 64-bit types are narrowed unless x64 is enabled."""
     numpy_dtype = tf.as_dtype(dtype).as_numpy_dtype
-    try:
-        return np.dtype(jax.dtypes.canonicalize_dtype(numpy_dtype))
-    except TypeError as error:
-        raise ConversionError(f"JAX has no arrays of dtype {tf.as_dtype(dtype).name}.") from error
+    if not (jnp.issubdtype(numpy_dtype, jnp.number) or numpy_dtype is np.bool_):
+        raise ConversionError(f"JAX has no arrays of dtype {tf.as_dtype(dtype).name}.")
+    return np.dtype(jax.dtypes.canonicalize_dtype(numpy_dtype))

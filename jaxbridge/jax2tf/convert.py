@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import inspect
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,9 +13,11 @@ import jax
 import numpy as np
 import tensorflow as tf
 
+from jaxbridge.core import dims
 from jaxbridge.core.shapes import Signature, make_signature
 from jaxbridge.core.tree_paths import path_text
 from jaxbridge.errors import ConversionError, ShapeError
+from jaxbridge.jax2tf import _jax_private
 from jaxbridge.jax2tf.call_module import jax_dtype, tf_dtype
 from jaxbridge.jax2tf.gradients import Differentiable
 from jaxbridge.jax2tf.lowering import LoweringOptions
@@ -38,7 +41,8 @@ def convert(
 
     Contract and keyword names are those of `jax.experimental.jax2tf.convert`. What differs: the StableHLO inside is
     written for the installed TensorFlow; gradients have any order and do not run the forward pass again; a conversion is
-    kept and reused for arguments of the same structure, dtypes and declared shapes; sizes may be 0; gradients of complex
+    kept and reused for arguments of the same structure, dtypes and declared shapes under the same JAX configuration;
+    sizes may be 0; gradients of complex
     values follow TensorFlow's convention (the conjugate of JAX's), so that they compose with native ops.
 
     Args:
@@ -81,14 +85,14 @@ def convert(
     conversions = _ConversionCache(lambda treedef, signature: Conversion(fun_jax, treedef, signature, options))
     constraints = tuple(polymorphic_constraints)
 
-    @functools.wraps(fun_jax, updated=())
     def converted(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = _plain_containers((args, kwargs))
         paths, values, treedef = _flatten_args(args, kwargs)
-        tensors = [_to_tensor(value, path) for path, value in zip(paths, values, strict=True)]
+        tensors = [to_tensor(value, path) for path, value in zip(paths, values, strict=True)]
         signature = _signature(polymorphic_shapes, constraints, args, kwargs, tensors)
         return conversions.get(treedef, signature)(tensors, with_gradient)
 
-    return tf.autograph.experimental.do_not_convert(converted)
+    return tf.autograph.experimental.do_not_convert(_named_like(fun_jax, converted))
 
 
 class Conversion:
@@ -118,7 +122,11 @@ class Conversion:
         if with_gradient:
             outs = self.function(tensors)
         else:
-            outs = self.function.without_gradient(tensors, "This function was converted with `with_gradient=False`.")
+            outs = self.function.without_gradient(
+                tensors, "This function was converted with `with_gradient=False`: convert it with `with_gradient=True`."
+            )
+        if not tf.executing_eagerly():
+            _set_known_sizes(outs, self.function.out_structs, self.signature, tensors)
         return jax.tree.unflatten(self._out_trees[0], outs)
 
 
@@ -131,7 +139,7 @@ class _ConversionCache:
         self._lock = threading.RLock()
 
     def get(self, treedef: Any, signature: Signature) -> Conversion:
-        key = (treedef, signature, bool(jax.config.jax_enable_x64))  # pyright: ignore[reportAttributeAccessIssue]
+        key = (treedef, signature, _jax_private.trace_context())
         with self._lock:
             if key not in self._kept:
                 self._kept[key] = self._make(treedef, signature)
@@ -152,12 +160,46 @@ def _checked_platforms(platforms: Sequence[str] | None) -> tuple[str, ...] | Non
     return tuple(platforms)
 
 
+def _named_like(fun_jax: Callable[..., Any], converted: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `converted` with the name, the documentation and, where it has no defaults, the parameters of `fun_jax`.
+
+    `tf.function` fills in defaults, and would turn one that JAX must see as a Python value (an axis) into a tensor.
+    """
+    functools.update_wrapper(converted, fun_jax, updated=())
+    del converted.__wrapped__  # pyright: ignore[reportFunctionMemberAccess]
+    try:
+        signature = inspect.signature(fun_jax)
+    except (TypeError, ValueError):  # some callables written in C++ have none
+        return converted
+    if all(parameter.default is parameter.empty for parameter in signature.parameters.values()):
+        converted.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
+    return converted
+
+
 def _flatten_args(args: Any, kwargs: Any) -> tuple[list[str], list[Any], Any]:
     pairs, treedef = jax.tree_util.tree_flatten_with_path((args, kwargs))
     return [path_text(path[1:]) for path, _ in pairs], [value for _, value in pairs], treedef
 
 
-def _to_tensor(value: Any, path: str) -> Any:
+def _plain_containers(tree: Any) -> Any:
+    """Returns a pytree with the dicts, lists and tuples that `tf.Module` wraps for its attributes unwrapped.
+
+    They are subclasses or proxies of the built-in types, which JAX takes for leaves.
+    """
+
+    def plain(leaf: Any) -> Any:
+        if isinstance(leaf, dict):
+            return _plain_containers(dict(leaf))
+        if isinstance(leaf, list):
+            return _plain_containers(list(leaf))
+        if isinstance(leaf, tuple) and hasattr(leaf, "__wrapped__"):
+            return _plain_containers(leaf.__wrapped__)  # pyright: ignore[reportAttributeAccessIssue]
+        return leaf
+
+    return jax.tree.map(plain, tree)
+
+
+def to_tensor(value: Any, path: str) -> Any:
     """Returns an argument as a tensor of the dtype that JAX gives it."""
     if isinstance(value, jax.core.Tracer):
         raise ConversionError(
@@ -166,8 +208,11 @@ def _to_tensor(value: Any, path: str) -> Any:
         )
     if not isinstance(value, tf.Tensor | tf.Variable):
         try:
+            if isinstance(value, bool | int | float | complex):
+                # The widest dtype that JAX has, not TensorFlow's 32 bits; numpy, as TensorFlow lets integers overflow.
+                value = np.array(value, jax_dtype(tf.as_dtype(np.array(value).dtype)))
             value = tf.convert_to_tensor(np.asarray(value) if isinstance(value, jax.Array) else value)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise ConversionError(
                 f"Argument '{path}' of type {type(value).__name__} cannot be made into a tensor: {error}"
             ) from error
@@ -188,13 +233,44 @@ def _signature(
             "`polymorphic_shapes` must be None, a text, or have an entry (None, a text, or a pytree of texts) per "
             f"positional argument: {error}"
         ) from error
-    texts = [*jax.tree.leaves(declared, is_leaf=lambda node: node is None), *([None] * len(jax.tree.leaves(kwargs)))]
+    # A None in the arguments is no tensor, so has no shape; the texts that the broadcasting gave to it are left out.
+    is_none = lambda node: node is None
+    pairs = zip(jax.tree.leaves(args, is_leaf=is_none), jax.tree.leaves(declared, is_leaf=is_none), strict=True)
+    texts = [_shape_text(text) for arg, text in pairs if arg is not None] + [None] * len(jax.tree.leaves(kwargs))
     for tensor in tensors:
         if tensor.shape.rank is None:
             raise ShapeError("A tensor of unknown rank cannot be converted. Give it a rank with `tf.ensure_shape`.")
     shapes = tuple(tuple(tensor.shape.as_list()) for tensor in tensors)
     dtypes = tuple(jax_dtype(tensor.dtype).name for tensor in tensors)
     return make_signature(shapes, dtypes, declared=tuple(texts), constraints=constraints)
+
+
+def _shape_text(entry: Any) -> str | None:
+    if entry is None or isinstance(entry, str):
+        return entry
+    if isinstance(entry, tuple):  # a `jax.experimental.jax2tf.PolyShape`, whose text is that of its sizes
+        return str(entry)
+    raise ShapeError(
+        f"An entry of `polymorphic_shapes` must be None or a text such as '(b, ...)', got {entry!r} of type "
+        f"{type(entry).__name__}."
+    )
+
+
+def _set_known_sizes(outs: Sequence[Any], structs: Sequence[Any], signature: Signature, tensors: Sequence[Any]) -> None:
+    """Sets the sizes of outputs in a graph that follow from static sizes of the arguments."""
+    known = {
+        name: size
+        for text, tensor in zip(signature.shapes, tensors, strict=True)
+        for name, size in zip(dims.split_shape(text), tensor.shape.as_list(), strict=True)
+        if name.isidentifier() and size is not None
+    }
+    if not known:
+        return
+    for out, struct in zip(outs, structs, strict=True):
+        # jax.export writes powers as `b^2`.
+        texts = [str(size).replace("^", "**") for size in struct.shape]
+        decided = [set(dims.symbols_in(text)) <= known.keys() for text in texts]
+        out.set_shape([dims.evaluate(t, known) if d else None for t, d in zip(texts, decided, strict=True)])
 
 
 def _checked_sizes(signature: Signature, tensors: Sequence[Any]) -> list[Any]:

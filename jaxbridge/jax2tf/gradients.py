@@ -15,6 +15,7 @@ Four causes for the way it is written, each seen to fail otherwise:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -86,12 +87,8 @@ class Differentiable:
         cotangents = [self.out_structs[i] for i in self.outs_with_gradient]
         try:
             jax.eval_shape(self._pullback, *self.structs, *cotangents)
-        except Exception as error:  # JAX raises ValueError, NotImplementedError, TypeError ... by primitive
-            return (
-                f"JAX cannot differentiate this function in reverse mode: {error} Write `lax.fori_loop` with fixed "
-                "bounds, `lax.scan`, or give it a rule with `jax.custom_vjp`; call it with `with_gradient=False` or "
-                "through `tf.stop_gradient` where no gradient is needed."
-            )
+        except DifferentiationError as error:
+            return str(error)
         return None
 
     @functools.cached_property
@@ -106,8 +103,9 @@ class Differentiable:
 
     def _pullback(self, *args_and_cotangents: Any) -> tuple[Any, ...]:
         args = args_and_cotangents[: len(self.structs)]
-        _, vjp, _ = self.vjp(args)
-        return _conjugated(vjp(_conjugated(args_and_cotangents[len(self.structs) :])))
+        with _differentiating():
+            _, vjp, _ = self.vjp(args)
+            return _conjugated(vjp(_conjugated(args_and_cotangents[len(self.structs) :])))
 
     def vjp(self, args: Sequence[Any]) -> tuple[tuple[Any, ...], Callable[..., Any], tuple[Any, ...]]:
         """Returns `jax.vjp` over the differentiable arguments and outputs: those outputs, the closure, the others."""
@@ -134,15 +132,25 @@ class Differentiable:
         return self._with_gradient(outs, (), args, lambda _, xs, cts: self.pullback([*xs, *cts]))
 
     def without_gradient(self, args: Sequence[Any], message: str) -> list[Any]:
-        """Runs the function on tensors; asking for a gradient raises with `message`, also after a reload."""
+        """Runs the function on tensors; asking for a gradient raises with `message`."""
         outs = emit(self.plain, args)
-        for index in self.outs_with_gradient:
-            outs[index] = _refuse_gradient(outs[index], args, message)
+        graph = tf.compat.v1.get_default_graph()
+        if not self.wrt:
+            return outs
+        tied = _attach_gradient(
+            [tf.stop_gradient(outs[i]) for i in self.outs_with_gradient],
+            (),
+            args,
+            lambda _, xs, __: self.scatter(_refused_gradients([xs[i] for i in self.wrt], message, graph)),
+        )
+        for index, out in zip(self.outs_with_gradient, tied, strict=True):
+            outs[index] = out
         return outs
 
     def _call_with_residuals(self, args: Sequence[Any]) -> list[Any]:
         form = self.residual
-        results = emit(form.forward, args)
+        # The residuals too: with two tapes around a function TensorFlow differentiates all that its graph captured.
+        results = [tf.stop_gradient(result) for result in emit(form.forward, args)]
         count = len(self.out_structs)
         outs, residuals = results[:count], results[count:]
 
@@ -186,9 +194,17 @@ def is_inexact(value: Any) -> bool:
     return jnp.issubdtype(value.dtype, jnp.inexact)
 
 
-def prevent_gradient(tensors: Sequence[Any], message: str) -> list[Any]:
-    """Returns the tensors such that asking for a gradient through them raises; kept by a SavedModel."""
-    return [tf.raw_ops.PreventGradient(input=tensor, message=message) for tensor in tensors]
+@contextlib.contextmanager
+def _differentiating() -> Iterator[None]:
+    """Returns a context in which what JAX raises while it differentiates becomes a DifferentiationError."""
+    try:
+        yield
+    except Exception as error:  # ValueError, NotImplementedError, TypeError ... by primitive
+        raise DifferentiationError(
+            f"JAX cannot differentiate this function in reverse mode: {error} Write `lax.fori_loop` with fixed "
+            "bounds, `lax.scan`, or give it a rule with `jax.custom_vjp`; convert it with `with_gradient=False` or "
+            "call it through `tf.stop_gradient` where no gradient is needed."
+        ) from error
 
 
 def _conjugated(values: Sequence[Any]) -> tuple[Any, ...]:
@@ -206,33 +222,34 @@ def _attach_gradient(
         saved, xs = tensors[split_1:split_2], tensors[split_2:]
 
         def grad(*cotangents: Any) -> list[Any]:
-            return [None] * split_2 + list(backward(saved, xs, cotangents))
+            # `tf.gather` and its like send sparse cotangents.
+            return [None] * split_2 + list(backward(saved, xs, [tf.convert_to_tensor(ct) for ct in cotangents]))
 
         return tuple(tf.identity(out) for out in tensors[:split_1]), grad
 
     return list(tie(*(tf.identity(tensor) for tensor in (*outs, *residuals, *args))))
 
 
-def _refuse_gradient(out: Any, args: Sequence[Any], message: str) -> Any:
-    """Returns `out`; differentiating through it raises a DifferentiationError, or TensorFlow's error after a reload."""
-    if not tf.executing_eagerly():
-        return prevent_gradient([out], message)[0]
+def _refused_gradients(args: Sequence[Any], message: str, graph: Any) -> list[Any]:
+    """Raises a DifferentiationError, or returns tensors that fail with its message when they are computed.
 
-    @tf.custom_gradient
-    def tie(out: Any, *xs: Any) -> Any:
-        def grad(*_: Any) -> Any:
-            raise DifferentiationError(message)
-
-        return tf.identity(out), grad
-
-    return tie(tf.stop_gradient(out), *args)
+    The latter where the gradient belongs to another graph than the function: TensorFlow builds that graph whenever a
+    `tf.function` is called under a tape, and when it saves custom gradients, without anybody having asked for it.
+    `strings.to_number` quotes its input in its error, needs no Python in a SavedModel, and has no XLA kernel, so that
+    `jit_compile` refuses as well, where an assertion would vanish.
+    """
+    if tf.executing_eagerly() or tf.compat.v1.get_default_graph() is graph:
+        raise DifferentiationError(message)
+    failing = tf.strings.to_number(message, name="this_function_has_no_gradient")
+    return [tf.cast(failing, arg.dtype) * tf.ones_like(arg) for arg in args]
 
 
 def _residual_form(function: Differentiable) -> ResidualForm:
     closure: dict[str, Any] = {}
 
     def forward(*args: Any) -> tuple[Any, ...]:
-        outs, vjp, others = function.vjp(args)
+        with _differentiating():
+            outs, vjp, others = function.vjp(args)
         leaves, closure["tree"] = jax.tree.flatten(vjp)
         closure["plan"], fresh = _plan_residuals(leaves, args)
         return (*_merge(outs, others, function), *fresh)
@@ -254,7 +271,8 @@ def _residual_form(function: Differentiable) -> ResidualForm:
         args = dict(zip(used_args, values[len(fresh) : len(fresh) + len(used_args)], strict=True))
         cotangents = values[len(fresh) + len(used_args) :]
         vjp = jax.tree.unflatten(closure["tree"], [leaf.restored(args, fresh) for leaf in plan])
-        return _conjugated(vjp(_conjugated(cotangents)))
+        with _differentiating():
+            return _conjugated(vjp(_conjugated(cotangents)))
 
     structs = [*residual_structs, *(function.structs[i] for i in used_args), *cotangent_structs]
     return ResidualForm(lowered, lower(jax.jit(backward), structs, function.options), used_args)
