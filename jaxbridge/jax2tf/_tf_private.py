@@ -33,6 +33,7 @@ def read_version() -> str:
 def is_recorded(tensors: Sequence[Any]) -> bool:
     """Returns whether a gradient tape watches one of these tensors.
 
-    True in eager mode, inside a function with the tape inside, and in a function that is traced under an outer tape.
+    True in eager mode, inside a function with the tape inside, and for what a function captures from under an outer tape;
+    False for the arguments of such a function, which are placeholders that no tape has seen.
     """
     return bool(_record.should_record_backprop(list(tensors)))

@@ -117,10 +117,10 @@ class Conversion:
         self._out_trees = out_trees
         self.function = Differentiable(flat, signature.structs(), options)
 
-    def __call__(self, tensors: Sequence[Any], with_gradient: bool) -> Any:
+    def __call__(self, tensors: Sequence[Any], with_gradient: bool, recorded: bool | None = None) -> Any:
         tensors = _checked_sizes(self.signature, tensors)
         if with_gradient:
-            outs = self.function(tensors)
+            outs = self.function(tensors, recorded)
         else:
             outs = self.function.without_gradient(
                 tensors, "This function was converted with `with_gradient=False`: convert it with `with_gradient=True`."

@@ -119,14 +119,20 @@ class Differentiable:
 
         return jax.vjp(differentiable_part, *(args[i] for i in self.wrt), has_aux=True)
 
-    def __call__(self, args: Sequence[Any]) -> list[Any]:
-        """Runs the function on tensors, one per argument, and returns one tensor per output."""
+    def __call__(self, args: Sequence[Any], recorded: bool | None = None) -> list[Any]:
+        """Runs the function on tensors, one per argument, and returns one tensor per output.
+
+        Args:
+            args: a tensor per argument.
+            recorded: whether a gradient is being recorded; None to find out, which is not possible for the arguments of a
+                `tf.function` under an outer tape (the gradient is then right, and runs the forward pass again).
+        """
         args = [tf.identity(arg) for arg in args]
         if not self.wrt or not self.outs_with_gradient:
             return emit(self.plain, args)
         if self.refusal is not None:
             return self.without_gradient(args, self.refusal)
-        if _tf_private.is_recorded(args):
+        if _tf_private.is_recorded(args) if recorded is None else recorded:
             return self._call_with_residuals(args)
         outs = emit(self.plain, args)
         return self._with_gradient(outs, (), args, lambda _, xs, cts: self.pullback([*xs, *cts]))

@@ -114,7 +114,9 @@ FORWARD = {
     "scan": Case(rnn, ("3,3", "b,3")),
     "cond": Case(branches, ("3,3", "b,3")),
     "while": Case(lambda x: lax.while_loop(lambda c: c.sum() < 9, lambda c: c * 2, jnp.abs(x) + 1), ("b,3",)),
-    "fori_symbolic": Case(lambda x: lax.fori_loop(0, x.shape[0], lambda i, c: c + x[i], x[0]), ("b,3",)),
+    "fori_symbolic": Case(
+        lambda x: lax.fori_loop(0, x.shape[0], lambda i, c: c + jnp.asarray(x)[i], jnp.asarray(x)[0]), ("b,3",)
+    ),
     "argmax": Case(lambda x: jnp.argmax(x, -1), ("b,7",)),
     "integers": Case(lambda x: (x // 3, x % 3, x << 1, ~x), ("b,7",), ("int32",)),
     "rng_bit_generator": Case(

@@ -148,6 +148,24 @@ def test_graph_made_without_a_tape_and_then_called_under_one():
     np.testing.assert_allclose(tape.gradient(y, x), np.cos([0.5, 2.0]), rtol=1e-5)
 
 
+@pytest.mark.parametrize("recorded", [None, False, True])
+def test_form_that_a_function_under_an_outer_tape_is_told(recorded: bool | None):
+    """Without being told, the arguments of the function look unwatched: right, but the forward pass runs twice."""
+    from jaxbridge.core.shapes import make_signature
+    from jaxbridge.jax2tf.convert import Conversion
+    from jaxbridge.jax2tf.lowering import LoweringOptions
+
+    treedef = jax.tree.structure(((0,), {}))
+    conversion = Conversion(jnp.tanh, treedef, make_signature(((2,),), ("float32",)), LoweringOptions())
+    function = tf.function(lambda x: conversion([x], True, recorded), autograph=False)
+    x = tf.constant(A)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = function(x)
+    np.testing.assert_allclose(tape.gradient(y, x), 1 - np.tanh(A) ** 2, rtol=1e-4)
+    assert ("residual" in vars(conversion.function)) == (recorded is True)
+
+
 # What may be asked of a tape
 
 

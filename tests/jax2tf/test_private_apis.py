@@ -1,0 +1,111 @@
+"""The private names of JAX and TensorFlow that the package uses: each is called once and must mean what it meant.
+
+A failure here says which private API moved; everything else that fails follows from it.
+"""
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import tensorflow as tf
+
+from jaxbridge.jax2tf import _jax_private, _tf_private
+from jaxbridge.jax2tf.stablehlo import parse_version
+
+TEXT = """
+module {
+  func.func @main(%arg0: tensor<f32>) -> tensor<f32> {
+    %0 = stablehlo.sine %arg0 : tensor<f32>
+    return %0 : tensor<f32>
+  }
+}
+"""
+
+
+def test_jax_portable_module_makes_calls_of_composites():
+    struct = jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, 5"), jnp.float32)
+    text = jax.export.export(jax.jit(lambda x: jax.lax.top_k(x, 2)))(struct).mlir_module()
+    portable = _jax_private.portable_module(text)
+    assert "stablehlo.composite" in text
+    assert "stablehlo.composite" not in portable
+    assert "func.func" in portable
+    assert "loc(" not in portable
+    assert "@shape_assertion" in text
+    assert "@shape_assertion" not in portable
+
+
+def test_jax_serialize_module_writes_the_version():
+    module = _jax_private.serialize_module(TEXT, "1.7.0")
+    assert b"StableHLO_v1.7.0" in module
+
+
+def test_jax_serialize_module_knows_the_sdy_dialect():
+    """The public function of jaxlib does not."""
+    text = TEXT.replace("module {", 'module {\n  sdy.mesh @mesh = <["x"=1]>', 1)
+    assert b"StableHLO_v1.13.0" in _jax_private.serialize_module(text, "1.13.0")
+
+
+def test_jax_versions():
+    assert parse_version(_jax_private.oldest_version()) < parse_version(_jax_private.written_version())
+
+
+def test_jax_trace_context_follows_the_configuration():
+    before = _jax_private.trace_context()
+    assert hash(before) == hash(_jax_private.trace_context())
+    assert before == _jax_private.trace_context()
+    with jax.default_matmul_precision("highest"):
+        assert before != _jax_private.trace_context()
+    assert before == _jax_private.trace_context()
+
+
+def test_tf_call_module_runs_what_jax_writes():
+    module = _jax_private.serialize_module(
+        TEXT, min(_jax_private.written_version(), _tf_private.read_version(), key=parse_version)
+    )
+    [result] = _tf_private.call_module(
+        [tf.constant(0.5)],
+        version=_tf_private.maximum_calling_convention(),
+        module=module,
+        Tout=[tf.float32],
+        Sout=[()],
+        platforms=["CPU"],
+        function_list=[],
+        has_token_input_output=False,
+        disabled_checks=[],
+    )
+    np.testing.assert_allclose(result, np.sin(0.5), rtol=1e-6)
+
+
+def test_tf_maximum_calling_convention():
+    assert 9 <= _tf_private.maximum_calling_convention() < 100
+
+
+def test_tf_read_version():
+    assert parse_version(_tf_private.read_version()) >= (1, 0, 0)
+
+
+def test_tf_is_recorded():
+    x, other = tf.constant(1.0), tf.constant(2.0)
+    seen = []
+
+    @tf.function(autograph=False)
+    def traced(value):
+        seen.append(_tf_private.is_recorded([value]))
+        with tf.GradientTape() as tape:
+            tape.watch(value)
+            seen.append(_tf_private.is_recorded([value]))
+        return value
+
+    @tf.function(autograph=False)
+    def captured():
+        seen.append(_tf_private.is_recorded([tf.identity(x)]))
+        return x
+
+    assert not _tf_private.is_recorded([x])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        assert _tf_private.is_recorded([other, x])
+        assert not _tf_private.is_recorded([other])
+        traced(x)
+        captured()
+    assert seen == [False, True, True]
