@@ -29,11 +29,14 @@ def main(directory: str, inputs_file: str, signature: str, outputs_file: str) ->
     outputs = {}
     for call in dict.fromkeys(name.split("/", 1)[0] for name in given.files):
         arguments = {name.split("/", 1)[1]: given[name] for name in given.files if name.split("/", 1)[0] == call}
+        if arguments.keys() != specs.keys():
+            sys.exit(f"Signature '{signature}' has the inputs {sorted(specs)} and was given {sorted(arguments)}.")
         tensors = {name: tf.cast(tf.constant(value), specs[name].dtype) for name, value in arguments.items()}
         for name, value in serve(**tensors).items():
             # numpy's file format has no bfloat16; float32 holds all its values.
             value = tf.cast(value, tf.float32) if value.dtype == tf.bfloat16 else value
-            outputs[f"{call}/{name}"] = value.numpy()
+            array = np.asarray(value.numpy())
+            outputs[f"{call}/{name}"] = array.astype(bytes) if value.dtype == tf.string else array
     assert not any(name.split(".")[0] in BLOCKED for name in sys.modules)
     np.savez(outputs_file, **outputs)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -23,13 +24,15 @@ class Endpoint:
         training: whether it is called in training mode.
         structure: the structure of its inputs, each leaf the index of an input.
         names: the inputs' names.
-        signature: the inputs' shapes and dtypes.
+        dtypes: the inputs' dtypes as TensorFlow calls them.
+        signature: the inputs' shapes and dtypes; for strings, which JAX does not have, the dtype is a stand-in.
     """
 
     model: keras.Model
     training: bool
     structure: Any
     names: tuple[str, ...]
+    dtypes: tuple[str, ...]
     signature: Signature
 
     @property
@@ -37,14 +40,16 @@ class Endpoint:
         """Every variable of the model once: the trainable ones, then the others, the seeds among them."""
         return [*self.model.trainable_variables, *self.model.non_trainable_variables]
 
-    def call(self, variables: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, list[Any]]:
-        """Returns the outputs and the new values of the non-trainable variables; nothing is written."""
+    def call(self, variables: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, Mapping[int, Any]]:
+        """Returns the outputs, and the new value of each variable that changes, by its index; nothing is written."""
         count = len(self.model.trainable_variables)
         arguments = keras.tree.map_structure(lambda index: inputs[index], self.structure)
-        outputs, state = self.model.stateless_call(
-            list(variables[:count]), list(variables[count:]), arguments, training=self.training
-        )
-        return outputs, list(state)
+        # As Keras' own steps do: a `call` without the argument is not given it.
+        mode = {"training": self.training} if "training" in inspect.signature(self.model.call).parameters else {}
+        before = list(variables[count:])
+        outputs, after = self.model.stateless_call(list(variables[:count]), before, arguments, **mode)
+        pairs = enumerate(zip(before, after, strict=True), start=count)
+        return outputs, {index: new for index, (old, new) in pairs if new is not old}
 
     def named_outputs(self, outputs: Any) -> dict[str, Any]:
         """Returns outputs by name: keys of a dict, else the names of the output layers."""
@@ -81,16 +86,28 @@ def make_endpoint(
     texts = None if polymorphic_shapes is None else tuple(keras.tree.flatten(polymorphic_shapes))
     if texts is not None and len(texts) != len(flat):
         raise ShapeError(f"`polymorphic_shapes` has {len(texts)} entries and the model has {len(flat)} inputs.")
+    dtypes = tuple(_dtype_name(leaf) for leaf in flat)
     signature = make_signature(
         tuple(tuple(leaf.shape) for leaf in flat),
-        tuple(np.dtype(keras.backend.standardize_dtype(leaf.dtype)).name for leaf in flat),
+        tuple("uint8" if dtype == "string" else dtype for dtype in dtypes),
         declared=texts,
         constraints=tuple(polymorphic_constraints),
+        # The batch size of an array is one that was seen, not one that is promised.
+        symbolic_batch=not all(isinstance(leaf, keras.KerasTensor) for leaf in flat),
     )
-    return Endpoint(model, training, _numbered(inputs), _input_names(inputs, flat), signature)
+    return Endpoint(model, training, _numbered(inputs), _input_names(inputs, flat), dtypes, signature)
+
+
+def _dtype_name(leaf: Any) -> str:
+    name = keras.backend.standardize_dtype(leaf.dtype)
+    return "string" if name.startswith(("str", "<U", "|S", "object")) else np.dtype(name).name
 
 
 def _inputs_of(model: keras.Model) -> Any:
+    if isinstance(model, keras.Sequential) and getattr(model, "inputs", None):
+        (tensor,) = model.inputs  # `model.input` is there only once it has been called
+        # Without an `Input` Keras makes one of the first call's shape, whose batch size is promised to nobody.
+        return keras.KerasTensor((None, *tensor.shape[1:]), tensor.dtype) if _has_automatic_name(tensor) else tensor
     try:
         return model.input
     except (AttributeError, ValueError):  # a subclassed model has none
@@ -100,7 +117,10 @@ def _inputs_of(model: keras.Model) -> Any:
             f"Nothing says what the inputs of model '{model.name}' are. Pass them: "
             "`inputs=keras.KerasTensor((None, 28, 28, 1), 'float32')`, in the structure that the model is called with."
         )
-    return keras.tree.map_shape_structure(lambda shape: keras.KerasTensor(shape, model.input_dtype), shapes)
+    # These are the shapes of the call that built it, whose batch size is not promised for others.
+    return keras.tree.map_shape_structure(
+        lambda shape: keras.KerasTensor((None, *shape[1:]) if shape else (), model.input_dtype), shapes
+    )
 
 
 def _numbered(inputs: Any) -> Any:
@@ -112,11 +132,18 @@ def _input_names(inputs: Any, flat: Sequence[Any]) -> tuple[str, ...]:
     paths = leaf_paths(_numbered(inputs))
     named = []
     for path, leaf in zip(paths, flat, strict=True):
-        own = getattr(leaf, "name", None) or ""
-        is_automatic = not own or own.startswith("keras_tensor")
-        by_key = path if isinstance(inputs, dict) else ""
-        named.append(by_key or (f"inputs_{path}" if path else "inputs") if is_automatic or by_key else own)
+        if isinstance(inputs, dict):
+            named.append(path)
+        elif _has_automatic_name(leaf):
+            named.append(f"inputs_{path}" if path else "inputs")
+        else:
+            named.append(leaf.name)
     return tuple(_distinct(named))
+
+
+def _has_automatic_name(leaf: Any) -> bool:
+    name = getattr(leaf, "name", None)
+    return not name or name.startswith("keras_tensor")
 
 
 def _distinct(names: Sequence[str]) -> list[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,9 @@ import keras
 
 from jaxbridge import backends
 from jaxbridge._optional import require
-from jaxbridge.errors import ExportError
+from jaxbridge.errors import ExportError, JaxBridgeError, ShapeError
 from jaxbridge.export.endpoint import Endpoint, host_array, make_endpoint
-from jaxbridge.export.verify import Verification, compare_served
+from jaxbridge.export.verify import Verification, compare_served, runs_on_made_up_inputs
 
 _SIGNATURE = "serving_default"
 
@@ -33,6 +35,7 @@ class ExportReport:
         weights_bytes: size of the values of the variables.
         graph_bytes: size of `saved_model.pb`.
         platforms: the platforms it runs on.
+        has_gradients: whether it can be differentiated (once); if not, calling it under a gradient tape raises.
         verification: how it was compared with the model; None where that was not asked for.
     """
 
@@ -43,6 +46,7 @@ class ExportReport:
     weights_bytes: int
     graph_bytes: int
     platforms: tuple[str, ...]
+    has_gradients: bool
     verification: Verification | None
 
 
@@ -95,83 +99,194 @@ def export_saved_model(
         served.signatures["serving_default"](images=images)["logits"]
     """
     require("tensorflow", "Exporting a SavedModel")
-    path = Path(path)
-    _check_target(path)
+    target = Path(path).resolve()  # a symbolic link stays one
+    _check_target(target)
     endpoint = make_endpoint(model, training, inputs, polymorphic_shapes, polymorphic_constraints)
-    backend = backends.current()
-    platforms = tuple(platforms) if platforms else backend.serving_platforms()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
-    try:
-        with backends.platforms(platforms):
-            outputs = _write(endpoint, folder / "model", platforms)
-        verification = compare_served(endpoint, folder / "model", _SIGNATURE, verification_inputs) if verify else None
-        if path.exists():
-            shutil.rmtree(path)
-        os.replace(folder / "model", path)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    platforms = _checked_platforms(platforms)
+    with _workshop(target) as folder:
+        written = folder / "model"
+        outputs, has_gradients = _write(endpoint, written, platforms)
+        verification = compare_served(endpoint, written, _SIGNATURE, verification_inputs) if verify else None
+        graph_bytes = (written / "saved_model.pb").stat().st_size
+        _put(written, target, folder / "replaced")
     return ExportReport(
-        path=path,
+        path=Path(path),
         inputs=dict(
             zip(
                 endpoint.names,
-                zip(endpoint.signature.keras_shapes(), endpoint.signature.dtypes, strict=True),
+                zip(endpoint.signature.keras_shapes(), endpoint.dtypes, strict=True),
                 strict=True,
             )
         ),
         outputs=outputs,
         variables=tuple(variable.path for variable in endpoint.variables),
         weights_bytes=sum(host_array(variable).nbytes for variable in endpoint.variables),
-        graph_bytes=(path / "saved_model.pb").stat().st_size,
+        graph_bytes=graph_bytes,
         platforms=platforms,
+        has_gradients=has_gradients,
         verification=verification,
     )
 
 
-def _check_target(path: Path) -> None:
-    if path.exists() and (not path.is_dir() or (any(path.iterdir()) and not (path / "saved_model.pb").exists())):
-        raise ExportError(f"{path} exists and is no SavedModel; it is not replaced. Choose another path or remove it.")
+def _checked_platforms(platforms: Sequence[str] | None) -> tuple[str, ...]:
+    from jaxbridge.jax2tf.platforms import PLATFORMS
+
+    if platforms is None:
+        return backends.current().serving_platforms()
+    if isinstance(platforms, str) or not platforms or not set(platforms) <= set(PLATFORMS):
+        raise ExportError(f"`platforms` must be a sequence out of {PLATFORMS}, got {platforms!r}.")
+    return tuple(platforms)
 
 
-def _write(endpoint: Endpoint, directory: Path, platforms: tuple[str, ...]) -> tuple[str, ...]:
-    """Writes the SavedModel and returns the names of the outputs."""
+# Files: everything is made in a folder beside the target, and put there by renaming.
+
+
+def _check_target(target: Path) -> None:
+    if target.exists() and (
+        not target.is_dir() or (any(target.iterdir()) and not (target / "saved_model.pb").exists())
+    ):
+        raise ExportError(
+            f"{target} exists and is no SavedModel; it is not replaced. Choose another path or remove it."
+        )
+
+
+@contextlib.contextmanager
+def _workshop(target: Path) -> Iterator[Path]:
+    """Returns a context with an empty folder on the target's file system; nothing of it is left, nor a new parent."""
+    missing = [parent for parent in target.parents if not parent.exists()]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        for parent in missing:
+            with contextlib.suppress(OSError):  # not empty: the export succeeded
+                parent.rmdir()
+
+
+def _put(written: Path, target: Path, replaced: Path) -> None:
+    """Renames what was written to the target. What was there before comes back if that fails."""
+    _check_target(target)  # again: an export takes a while
+    had_one = target.exists()
+    if had_one:
+        os.rename(target, replaced)
+    try:
+        os.rename(written, target)
+    except OSError:
+        if had_one:
+            os.rename(replaced, target)
+        raise
+
+
+# The graph.
+
+
+def _write(endpoint: Endpoint, directory: Path, platforms: tuple[str, ...]) -> tuple[tuple[str, ...], bool]:
+    """Writes the SavedModel and returns the names of the outputs, and whether it has gradients."""
+    try:
+        with backends.platforms(platforms):
+            module, named = _trace(endpoint, platforms)
+    except JaxBridgeError:
+        raise
+    except Exception as error:  # whatever the model raises while it is traced
+        raise _tracing_error(endpoint, error) from error
+    with backends.platforms(platforms):  # gradients are traced now
+        try:
+            _save(module, named, directory, gradients=True)
+            has_gradients = True
+        except ValueError as error:
+            if "tracing gradients" not in str(error):
+                raise
+            warnings.warn(
+                f"Model '{endpoint.model.name}' is exported without gradients; calling it under a tape raises. They "
+                f"cannot be traced for inputs of shapes {', '.join(endpoint.signature.shapes)}: {error.__cause__}\nSay "
+                "what is known of the sizes (`polymorphic_shapes='(b, h, w, 3)'`, `polymorphic_constraints=('h >= 3', "
+                "'w >= 3')`).",
+                stacklevel=3,
+            )
+            shutil.rmtree(directory, ignore_errors=True)
+            _save(module, named, directory, gradients=False)
+            has_gradients = False
+    return tuple(named.structured_outputs), has_gradients
+
+
+def _save(module: Any, named: Any, directory: Path, gradients: bool) -> None:
+    import tensorflow as tf
+
+    options = tf.saved_model.SaveOptions(experimental_custom_gradients=gradients)
+    tf.saved_model.save(module, str(directory), signatures={_SIGNATURE: named}, options=options)
+
+
+def _trace(endpoint: Endpoint, platforms: tuple[str, ...]) -> tuple[Any, Any]:
+    """Returns a module with the variables and `serve`, and the function of the signature, both traced."""
     import tensorflow as tf
 
     module = tf.Module()
-    variables = [
+    module.model_variables = variables = [
         tf.Variable(tf.constant(host_array(v)), name=v.path, trainable=v.trainable, dtype=v.dtype)
         for v in endpoint.variables
     ]
-    non_trainable = variables[len(endpoint.model.trainable_variables) :]
+    module.resources = _resources(endpoint.model)
     run = backends.current().serving_function(endpoint.call, variables, endpoint.signature, platforms)
     specs = [
         tf.TensorSpec(shape, dtype, name)
-        for shape, dtype, name in zip(
-            endpoint.signature.keras_shapes(), endpoint.signature.dtypes, endpoint.names, strict=True
-        )
+        for shape, dtype, name in zip(endpoint.signature.keras_shapes(), endpoint.dtypes, endpoint.names, strict=True)
     ]
 
-    def serve(tensors: Sequence[Any]) -> Any:
-        outputs, state = run([variable.read_value() for variable in variables], list(tensors))
-        for variable, value in zip(non_trainable, state, strict=True):
-            variable.assign(tf.cast(value, variable.dtype))
+    def run_model(*tensors: Any) -> Any:
+        outputs, changed = run([variable.read_value() for variable in variables], list(tensors))
+        for index, value in changed.items():
+            variables[index].assign(tf.cast(value, variables[index].dtype))
         return outputs
 
+    # Every `tf.function` on the module, and every one called inside another, is traced again while it is saved. What they
+    # call is a concrete function, so that the file holds the model and its gradient once.
+    once = tf.function(run_model, autograph=False).get_concrete_function(*specs)
     structured = keras.tree.map_structure(lambda index: specs[index], endpoint.structure)
     module.serve = tf.function(
-        lambda inputs: serve(keras.tree.flatten(inputs)), input_signature=[structured], autograph=False
+        lambda inputs: once(*keras.tree.flatten(inputs)), input_signature=[structured], autograph=False
     )
 
     def serve_named(**tensors: Any) -> dict[str, Any]:
-        # Through `serve`, so that the graph holds the model once.
-        inputs = keras.tree.map_structure(lambda index: tensors[endpoint.names[index]], endpoint.structure)
-        return endpoint.named_outputs(module.serve(inputs))
+        return endpoint.named_outputs(once(*(tensors[name] for name in endpoint.names)))
 
     named = tf.function(serve_named, autograph=False).get_concrete_function(
         **dict(zip(endpoint.names, specs, strict=True))
     )
-    module.model_variables = variables
-    options = tf.saved_model.SaveOptions(experimental_custom_gradients=True)
-    tf.saved_model.save(module, str(directory), signatures={_SIGNATURE: named}, options=options)
-    return tuple(named.structured_outputs)
+    return module, named
+
+
+def _resources(model: keras.Model) -> list[Any]:
+    """Returns the lookup tables of a model's layers: a SavedModel must track what its functions use."""
+    import tensorflow as tf
+
+    found, seen, left = [], set(), [model]
+    while left:
+        node: Any = left.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, tf.saved_model.experimental.TrackableResource):
+            found.append(node)
+        elif isinstance(node, keras.layers.Layer):
+            left += vars(node).values()
+        elif isinstance(node, Mapping):
+            left += node.values()
+        elif isinstance(node, list | tuple):
+            left += node
+    return found
+
+
+def _tracing_error(endpoint: Endpoint, error: Exception) -> JaxBridgeError:
+    """Returns the error for a model that cannot be traced: a ShapeError where its unknown sizes are the cause."""
+    name, symbols = endpoint.model.name, endpoint.signature.symbols()
+    text = f"{type(error).__name__}: {error}"
+    if not symbols or not runs_on_made_up_inputs(endpoint):
+        return ExportError(f"Model '{name}' cannot be traced: {text}")
+    return ShapeError(
+        f"Model '{name}' cannot be traced for inputs of shapes {', '.join(endpoint.signature.shapes)}, where "
+        f"{', '.join(map(repr, symbols))} {'is' if len(symbols) == 1 else 'are'} unknown, though it runs at known sizes: "
+        f"{text}\nEither give the sizes (`inputs=keras.KerasTensor((8, 28, 28, 1))`), or say what is known of them "
+        "(`polymorphic_shapes='(b, 4*k, 4*k, 1)'`, `polymorphic_constraints=('k >= 2',)`)."
+    )

@@ -43,7 +43,6 @@ def serve_without_jax(
     """
     with tempfile.TemporaryDirectory() as folder:
         given, returned = Path(folder, "inputs.npz"), Path(folder, "outputs.npz")
-        # numpy's file format has no bfloat16; float32 holds all its values.
         arrays = {f"{call}/{name}": np.asarray(v) for call, case in enumerate(inputs) for name, v in case.items()}
         np.savez(given, **{name: _storable(array) for name, array in arrays.items()})  # pyright: ignore[reportArgumentType]
         # -P keeps the script's folder off the path: its files have names of the standard library.
@@ -65,4 +64,7 @@ def serve_without_jax(
 
 
 def _storable(array: np.ndarray) -> np.ndarray:
+    """Returns an array as numpy's file format takes it: it has no bfloat16 (float32 holds all its values), no objects."""
+    if array.dtype == object:
+        return array.astype(bytes if all(isinstance(value, bytes) for value in array.flat) else str)
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else array

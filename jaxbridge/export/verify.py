@@ -57,12 +57,21 @@ def compare_served(
     return Verification(shapes, largest)
 
 
+def runs_on_made_up_inputs(endpoint: Endpoint) -> bool:
+    """Returns whether the model itself runs, at some sizes."""
+    try:
+        _cases(endpoint, None)
+    except ExportError:
+        return False
+    return True
+
+
 def _cases(endpoint: Endpoint, given: Sequence[Any] | None) -> tuple[list[list[np.ndarray]], list[dict[str, Any]]]:
     if given is not None:
         cases = [[np.asarray(leaf) for leaf in keras.tree.flatten(inputs)] for inputs in given]
         return cases, _model_outputs(endpoint, cases)
     failures: list[Exception] = []
-    for cases in _made_up(endpoint.signature):
+    for cases in _made_up(endpoint):
         try:
             return cases, _model_outputs(endpoint, cases)
         except Exception as error:  # whatever the model raises at sizes that do not suit it
@@ -72,12 +81,13 @@ def _cases(endpoint: Endpoint, given: Sequence[Any] | None) -> tuple[list[list[n
     ) from failures[0]
 
 
-def _made_up(signature: Signature) -> Iterator[list[list[np.ndarray]]]:
+def _made_up(endpoint: Endpoint) -> Iterator[list[list[np.ndarray]]]:
     """Yields pairs of inputs at two batch sizes (and two of every other unknown size), the small ones first."""
+    signature = endpoint.signature
     symbols = signature.symbols()
     batches = {shape.split(",")[0].strip("( ") for shape in signature.shapes}
     if not symbols:
-        yield [_random_inputs(signature)]
+        yield [_random_inputs(signature, endpoint.dtypes)]
         return
     for first, second in zip(_SIZES, (*_SIZES[1:], 3), strict=True):
         pair = [
@@ -86,31 +96,34 @@ def _made_up(signature: Signature) -> Iterator[list[list[np.ndarray]]]:
         ]
         concrete = [signature for signature in pair if signature is not None]
         if concrete:
-            yield [_random_inputs(signature) for signature in concrete]
+            yield [_random_inputs(signature, endpoint.dtypes) for signature in concrete]
 
 
-def _random_inputs(signature: Signature) -> list[np.ndarray]:
+def _random_inputs(signature: Signature, dtypes: Sequence[str]) -> list[np.ndarray]:
     random = np.random.default_rng(0)
     arrays = []
-    for struct in signature.structs():
-        # Integers may be indices into tables of any size, so that only 0 and 1 are safe.
-        shape, kind = tuple(struct.shape), np.dtype(struct.dtype)
-        is_whole = kind.kind in "iub"
-        arrays.append((random.integers(0, 2, shape) if is_whole else random.normal(size=shape)).astype(kind))
+    for struct, dtype in zip(signature.structs(), dtypes, strict=True):
+        shape = tuple(struct.shape)
+        if dtype == "string":
+            arrays.append(random.choice(np.array(["a", "the", "42", ""]), shape))
+        elif np.dtype(struct.dtype).kind in "iub":
+            # Integers may be indices into tables of any size, so that only 0 and 1 are safe.
+            arrays.append(random.integers(0, 2, shape).astype(struct.dtype))
+        else:
+            arrays.append(random.normal(size=shape).astype(struct.dtype))
     return arrays
 
 
 def _model_outputs(endpoint: Endpoint, cases: Sequence[Sequence[np.ndarray]]) -> list[dict[str, Any]]:
     values = [keras.ops.copy(variable.value) for variable in endpoint.variables]
-    count = len(endpoint.model.trainable_variables)
     found = []
     for case in cases:
         tensors = [
-            keras.ops.convert_to_tensor(array, dtype=dtype)
-            for array, dtype in zip(case, endpoint.signature.dtypes, strict=True)
+            keras.ops.convert_to_tensor(array, dtype=dtype) for array, dtype in zip(case, endpoint.dtypes, strict=True)
         ]
         outputs, state = endpoint.call(values, tensors)
-        values[count:] = state
+        for index, value in state.items():
+            values[index] = value
         found.append(endpoint.named_outputs(outputs))
     return found
 
@@ -118,7 +131,8 @@ def _model_outputs(endpoint: Endpoint, cases: Sequence[Sequence[np.ndarray]]) ->
 def _difference(name: str, wanted: Any, have: np.ndarray, shapes: list[tuple[int, ...]]) -> float:
     dtype = keras.backend.standardize_dtype(wanted.dtype)
     expected = host_array(wanted)
-    expected = expected.astype(np.float32) if dtype == "bfloat16" else expected
+    if dtype in ("bfloat16", "string"):
+        expected = expected.astype(np.float32 if dtype == "bfloat16" else bytes)
     if expected.shape != have.shape:
         raise ExportError(
             f"The SavedModel gives output '{name}' of shape {have.shape} where the model gives {expected.shape}, for inputs of "
