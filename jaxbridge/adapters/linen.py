@@ -42,6 +42,7 @@ def from_module(
         raise StructureError(
             f"`module` must be an instance of flax.linen.Module, got {module!r} of type {type(module).__name__}."
         )
+    rngs = None if rngs is None else tuple(rngs)
     function = getattr(type(module), method) if isinstance(method, str) else method or module.__call__
     arguments = inspect.signature(function).parameters
     takes_training, takes_mask = "training" in arguments, "mask" in arguments
@@ -72,13 +73,19 @@ def from_module(
         return outputs, {**(state or {}), **flax.core.unfreeze(updated)}
 
     def with_streams(streams: tuple[str, ...]) -> PureModel:
-        return PureModel(init, functools.partial(apply, streams=streams), streams, takes_mask)
+        return PureModel(
+            init,
+            functools.partial(apply, streams=streams),
+            streams,
+            takes_mask,
+            identity=(module, method, rngs),
+        )
 
     def resolve(params: Any, state: Any, inputs: CallInputs) -> PureModel:
         return with_streams(_streams_asked_for(with_streams, params, state, inputs))
 
     if rngs is not None:
-        return with_streams(tuple(rngs))
+        return with_streams(rngs)
     return dataclasses.replace(with_streams(()), resolve=resolve)
 
 

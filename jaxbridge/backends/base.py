@@ -54,6 +54,10 @@ class Backend(abc.ABC):
         """Returns a training flag given as a tensor as a bool; None where only the running graph knows it."""
 
     @abc.abstractmethod
+    def gradient(self, fn: Callable[[list[Any]], Any], values: list[Any]) -> list[Any]:
+        """Returns the gradients of `fn(values)`, a scalar tensor, with respect to each of `values`."""
+
+    @abc.abstractmethod
     def serving_function(
         self,
         fn: Callable[[Sequence[Any], Sequence[Any]], tuple[Any, list[Any]]],

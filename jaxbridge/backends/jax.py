@@ -57,6 +57,9 @@ class JaxBackend(Backend):
     def static_flag(self, flag: Any) -> bool | None:
         return None if isinstance(flag, jax.core.Tracer) else bool(np.asarray(flag))
 
+    def gradient(self, fn: Callable[[list[Any]], Any], values: list[Any]) -> list[Any]:
+        return jax.grad(fn)(values)
+
     def serving_function(
         self,
         fn: Callable[[Sequence[Any], Sequence[Any]], tuple[Any, list[Any]]],

@@ -50,6 +50,13 @@ class TensorFlowBackend(Backend):
         value = tf.get_static_value(flag)
         return None if value is None else bool(value)
 
+    def gradient(self, fn: Callable[[list[Any]], Any], values: list[Any]) -> list[Any]:
+        values = [tf.convert_to_tensor(value) for value in values]
+        with tf.GradientTape() as tape:
+            tape.watch(values)
+            result = fn(values)
+        return tape.gradient(result, values, unconnected_gradients="zero")
+
     def serving_function(
         self,
         fn: Callable[[Sequence[Any], Sequence[Any]], tuple[Any, list[Any]]],
@@ -115,7 +122,7 @@ class _Lifted:
                     )
                 ]
                 self._functions[key] = tf.function(
-                    lambda *args: conversion(args, True), input_signature=signature, autograph=False
+                    lambda *args: conversion(args, True, key[1]), input_signature=signature, autograph=False
                 )
             function = self._functions[key]
         return function(*tensors)

@@ -98,6 +98,7 @@ def from_functions(
         apply=apply,
         rng_streams=("rng",) if "rng" in call.names else (),
         uses_mask="mask" in call.names,
+        identity=(call_fn, init_fn),
     )
     return model, tuple(name for name in ("params", "state") if name in call.names)
 

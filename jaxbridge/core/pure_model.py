@@ -41,6 +41,8 @@ class PureModel:
             itself says how it wants to be sharded; None when it says nothing.
         resolve: `resolve(params, state, inputs) -> PureModel`, of abstract arrays, for a model that knows its streams
             only once it has seen its inputs; None when everything is known.
+        identity: what `init` and `apply` compute, for `core.canonical.canonical_key`: models whose keys are equal share
+            traces, compilations and conversions. None: nothing is shared.
     """
 
     init: Callable[[Any, CallInputs, bool], tuple[Any, Any]] | None
@@ -49,3 +51,4 @@ class PureModel:
     uses_mask: bool = False
     partition_specs: Any = None
     resolve: Callable[[Any, Any, CallInputs], PureModel] | None = None
+    identity: Any = None

@@ -200,7 +200,13 @@ class BridgeLayer(keras.layers.Layer):
         self._init_seeds.count = 0
         runtime = self._runtime
         return Initialization(
-            runtime.model, runtime.given, seen.structure, runtime.signature(seen), seen.shapes, self._get_init_rng()
+            runtime.model,
+            runtime.given,
+            seen.structure,
+            runtime.signature(seen),
+            seen.shapes,
+            self._get_init_rng(),
+            runtime.key,
         )
 
     # Randomness: Keras' overridable hooks.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from jaxbridge.core import prng
+from jaxbridge.core.programs import PROGRAMS
 from jaxbridge.core.pure_model import PureModel
 from jaxbridge.core.shapes import Signature
 from jaxbridge.errors import ShapeError
@@ -43,6 +44,7 @@ class Initialization:
         signature: shapes and dtypes of the inputs.
         shapes: sizes that were seen; used where all are known, since a state may follow the batch size.
         seeds: a pytree of seeds of shape [2] for `model.init`.
+        key: equal for models that compute the same; None if that cannot be told.
 
     Attributes:
         parts: params and state, of abstract arrays.
@@ -57,13 +59,19 @@ class Initialization:
         signature: Signature,
         shapes: Sequence[tuple[int | None, ...]],
         seeds: Any,
+        key: Hashable | None,
     ):
         self._model = model
         self._structure = structure
+        # Equal layers share the trace of `model.init` and its compilation.
+        self._program = PROGRAMS.get(None if key is None else ("init", key, structure), lambda: self._init)
         self._seeds = seeds
         self._values: tuple[list[Any], list[Any]] | None = None
         if given == (None, None) and model.init is not None:
-            self._sizes, self.parts = self._find_sizes(signature, shapes)
+            self._sizes, self.parts = self._program.once(
+                ("sizes", signature, tuple(shapes), jax.tree.structure(seeds)),
+                lambda: self._find_sizes(signature, shapes),
+            )
         else:
             self._sizes = None
             params, state = (PartitionedTree(jax.tree.map(_from_backend, tree)) for tree in given)
@@ -76,16 +84,16 @@ class Initialization:
         if self._values is not None:
             return self._values
         assert self._sizes is not None
-        structs = self._sizes.structs()
+        sizes, init = self._sizes, self._program.fn
 
         def initialize(seeds: Any) -> tuple[list[Any], list[Any]]:
-            params, state = self._init(seeds, [jnp.ones(struct.shape, struct.dtype) for struct in structs])
+            params, state = init(seeds, [jnp.ones(struct.shape, struct.dtype) for struct in sizes.structs()])
             return params.arrays, state.arrays
 
         # Keras may ask while a step is being traced, and again after it: the values must not be tracers. Under jit
         # the forward pass, whose result nobody uses, is never run.
         with jax.ensure_compile_time_eval():
-            values = jax.jit(initialize)(self._seeds)
+            values = self._program.once(("values", sizes), lambda: jax.jit(initialize))(self._seeds)
         self._values = values
         return values
 
@@ -128,9 +136,15 @@ class Initialization:
     def _resolved(self, signature: Signature) -> PureModel:
         if self._model.resolve is None:
             return self._model
+        resolve = self._model.resolve
         sizes = self._sizes or next(signature.trials())
-        params, state = (part.rebuild(part.arrays) for part in self.parts)
-        return self._model.resolve(params, state, self._structure.rebuild(sizes.structs()))
+
+        def resolved() -> PureModel:
+            params, state = (part.rebuild(part.arrays) for part in self.parts)
+            return resolve(params, state, self._structure.rebuild(sizes.structs()))
+
+        # Under given params of other shapes the answer may be another.
+        return self._program.once(("resolved", sizes), resolved) if self._sizes is not None else resolved()
 
 
 def _as_arrays(tree: Any) -> PartitionedTree:

@@ -63,12 +63,12 @@ class JaxLayer(BridgeLayer):
         init_fn: Callable[..., Any] | None = None,
         params: Any = None,
         state: Any = None,
+        seed: int | None = None,
+        native_serialization_platforms: Sequence[str] | None = None,
         *,
         compute_output_shape_fn: Callable[..., Any] | None = None,
         polymorphic_shapes: Any = None,
         polymorphic_constraints: Sequence[str] = (),
-        seed: int | None = None,
-        native_serialization_platforms: Sequence[str] | None = None,
         **kwargs: Any,
     ):
         model, needs = from_functions(call_fn, init_fn)

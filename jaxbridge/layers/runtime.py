@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +13,9 @@ import numpy as np
 
 from jaxbridge import backends
 from jaxbridge.backends.base import Backend
+from jaxbridge.core.canonical import canonical_key
 from jaxbridge.core.ladder import infer_outputs
+from jaxbridge.core.programs import PROGRAMS, Program
 from jaxbridge.core.pure_model import CallInputs, PureModel
 from jaxbridge.core.shapes import ArraySpec, Signature, make_signature
 from jaxbridge.errors import ShapeError
@@ -77,10 +80,13 @@ class Runtime:
         #: The inputs that the layer was built for, and those of the call that is about to build it.
         self.declared: tuple[InputStructure, Signature] | None = None
         self.seen: SeenInputs | None = None
-        self._pure: dict[Any, Any] = {}
-        self._lifted: dict[Any, Any] = {}
-        self._outputs: dict[Any, Any] = {}
+        self._programs: dict[Any, Program] = {}
         self._signatures: dict[Any, Signature] = {}
+
+    @functools.cached_property
+    def key(self) -> Hashable | None:
+        """Equal for models that compute the same; None if that cannot be told."""
+        return None if self.model.identity is None else canonical_key(self.model.identity)
 
     # Inputs.
 
@@ -148,15 +154,20 @@ class Runtime:
 
     # Functions.
 
-    def pure_function(self, structure: InputStructure, training: bool) -> Any:
-        """Returns the pure function of a built layer, always the same object for the same arguments."""
-        assert self.params is not None and self.state is not None
-        key = (structure, training)
-        if key not in self._pure:
-            self._pure[key] = pure_function(
-                self.model, structure, self.params.rebuild, self.state.rebuild, training, self.output_dtype
+    def program(self, structure: InputStructure, training: bool) -> Program:
+        """Returns the pure function of a built layer; layers of equal models and equal variables share it."""
+        params, state = self.params, self.state
+        assert params is not None and state is not None
+        if (structure, training) not in self._programs:
+            parts = (self.key, params.key, state.key)
+            key = (parts, self.model.rng_streams, structure, training, self.output_dtype)
+            self._programs[structure, training] = PROGRAMS.get(
+                None if None in parts else key,
+                lambda: pure_function(
+                    self.model, structure, params.rebuild, state.rebuild, training, self.output_dtype
+                ),
             )
-        return self._pure[key]
+        return self._programs[structure, training]
 
     def lifted(self, inputs: SeenInputs, training: bool, variables: tuple[list[Any], list[Any], Any]) -> Any:
         """Returns the pure function on the backend's tensors, made once for what determines it."""
@@ -164,12 +175,11 @@ class Runtime:
         arrays, treedef = jax.tree.flatten(variables)
         dtypes = tuple(keras.backend.standardize_dtype(array.dtype) for array in arrays)
         platforms = backends.platforms_in_effect(self.platforms)
-        key = (inputs.structure, training, signature, treedef, dtypes, platforms, jax.config.jax_enable_x64)  # pyright: ignore
-        if key not in self._lifted:
-            self._lifted[key] = self.backend.lift(
-                self.pure_function(inputs.structure, training), variables, signature, platforms
-            )
-        return self._lifted[key]
+        program = self.program(inputs.structure, training)
+        return program.once(
+            ("lifted", signature, treedef, dtypes, platforms),
+            lambda: self.backend.lift(program.fn, variables, signature, platforms),
+        )
 
     # Shapes of outputs.
 
@@ -183,27 +193,28 @@ class Runtime:
             compute_dtype: the dtype that floating params are read in; None for their own.
         """
         signature = self.signature(inputs)
-        key = (inputs.structure, signature, training, compute_dtype, self.params is None)
-        if key not in self._outputs:
-            pure, params, state, draws = self._abstract(inputs.structure, training, start)
-            params = [_cast_struct(struct, compute_dtype) for struct in params]
+
+        def infer(pure: Any, params: list[Any], state: list[Any], draws: bool) -> Any:
+            read = [_cast_struct(struct, compute_dtype) for struct in params]
             seeds = jax.ShapeDtypeStruct((2,), np.uint32) if draws and training else None
-            self._outputs[key] = infer_outputs(
-                lambda leaves: jax.eval_shape(pure, params, state, seeds, leaves)[0],
+            return infer_outputs(
+                lambda leaves: jax.eval_shape(pure, read, state, seeds, leaves)[0],
                 signature,
                 concrete_shapes=self.backend.concrete_shapes,
             )
-        return self._outputs[key]
 
-    def _abstract(self, structure: InputStructure, training: bool, start: Any) -> tuple[Any, Any, Any, bool]:
-        """Returns the pure function, abstract params and state, and whether a training call draws."""
-        if self.params is not None and self.state is not None:
-            params, state = ([_variable_struct(v) for v in tree.variables] for tree in (self.params, self.state))
-            return self.pure_function(structure, training), params, state, bool(self.model.rng_streams)
-        values: Initialization = start()
-        params, state = values.parts
-        pure = pure_function(values.model, structure, params.rebuild, state.rebuild, training, self.output_dtype)
-        return pure, params.arrays, state.arrays, bool(values.model.rng_streams)
+        if self.params is None or self.state is None:
+            values: Initialization = start()
+            params, state = values.parts
+            rebuilds = params.rebuild, state.rebuild
+            pure = pure_function(values.model, inputs.structure, *rebuilds, training, self.output_dtype)
+            return infer(pure, params.arrays, state.arrays, bool(values.model.rng_streams))
+        structs = tuple(tuple(map(_variable_struct, tree.variables)) for tree in (self.params, self.state))
+        program = self.program(inputs.structure, training)
+        return program.once(
+            ("outputs", signature, structs, compute_dtype),
+            lambda: infer(program.fn, *map(list, structs), bool(self.model.rng_streams)),
+        )
 
 
 def _spec(leaf: Any, float_dtype: str | None) -> ArraySpec:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
+from jaxbridge.core.canonical import canonical_key
 from jaxbridge.core.tree_paths import clean_paths, is_array, leaf_paths
 
 
@@ -35,6 +36,11 @@ class PartitionedTree:
         values = iter(arrays)
         leaves = [next(values) if array else rest for array, rest in zip(self._is_array, self._rest, strict=True)]
         return jax.tree.unflatten(self._treedef, leaves)
+
+    def key(self) -> Hashable | None:
+        """Returns a key that is equal for pytrees that differ in their arrays only; None if there is none."""
+        rest = canonical_key(self._rest)
+        return None if rest is None else (self._treedef, rest)
 
     def paths(self, prefix: str) -> list[str]:
         """Returns the path of every array."""
@@ -65,6 +71,7 @@ class VariableTree:
         autocast: bool,
     ):
         self.rebuild = parts.rebuild
+        self.key = parts.key()
         self.original_paths = parts.paths(prefix)
         self.paths = clean_paths(self.original_paths)
         self.variables = [
