@@ -16,6 +16,11 @@ from jaxbridge.errors import UnsupportedBackendError
 _FILES = {"jax": "jaxbridge.backends.jax", "tensorflow": "jaxbridge.backends.tensorflow"}
 
 
+def name() -> str:
+    """Returns the name of the backend that Keras runs on."""
+    return keras.config.backend()
+
+
 @functools.cache
 def current() -> Backend:
     """Returns the backend that Keras runs on.

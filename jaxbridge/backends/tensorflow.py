@@ -55,7 +55,7 @@ class TensorFlowBackend(Backend):
         with tf.GradientTape() as tape:
             tape.watch(values)
             result = fn(values)
-        return tape.gradient(result, values, unconnected_gradients="zero")
+        return tape.gradient(result, values, unconnected_gradients=tf.UnconnectedGradients.ZERO)
 
     def serving_function(
         self,

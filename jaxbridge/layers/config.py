@@ -14,7 +14,7 @@ from jaxbridge.errors import StructureError
 from jaxbridge.layers.calling import InputStructure
 
 
-def pack_inputs(structure: InputStructure, signature: Signature) -> dict[str, Any]:
+def pack_inputs(structure: InputStructure, signature: Signature) -> Any:
     """Returns the inputs that a layer was built for, for its build config."""
     tensors = [keras.KerasTensor(s, d) for s, d in zip(signature.keras_shapes(), signature.dtypes, strict=True)]
     inputs = structure.rebuild(tensors)

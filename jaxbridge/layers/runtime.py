@@ -194,11 +194,11 @@ class Runtime:
         """
         signature = self.signature(inputs)
 
-        def infer(pure: Any, params: list[Any], state: list[Any], draws: bool) -> Any:
+        def infer(pure: Any, params: Sequence[Any], state: Sequence[Any], draws: bool) -> Any:
             read = [_cast_struct(struct, compute_dtype) for struct in params]
             seeds = jax.ShapeDtypeStruct((2,), np.uint32) if draws and training else None
             return infer_outputs(
-                lambda leaves: jax.eval_shape(pure, read, state, seeds, leaves)[0],
+                lambda leaves: jax.eval_shape(pure, read, list(state), seeds, leaves)[0],
                 signature,
                 concrete_shapes=self.backend.concrete_shapes,
             )
@@ -209,11 +209,11 @@ class Runtime:
             rebuilds = params.rebuild, state.rebuild
             pure = pure_function(values.model, inputs.structure, *rebuilds, training, self.output_dtype)
             return infer(pure, params.arrays, state.arrays, bool(values.model.rng_streams))
-        structs = tuple(tuple(map(_variable_struct, tree.variables)) for tree in (self.params, self.state))
+        params, state = (tuple(map(_variable_struct, tree.variables)) for tree in (self.params, self.state))
         program = self.program(inputs.structure, training)
         return program.once(
-            ("outputs", signature, structs, compute_dtype),
-            lambda: infer(program.fn, *map(list, structs), bool(self.model.rng_streams)),
+            ("outputs", signature, params, state, compute_dtype),
+            lambda: infer(program.fn, params, state, bool(self.model.rng_streams)),
         )
 
 

@@ -108,7 +108,8 @@ def assert_backends_agree(
             for name in BACKENDS
         }
         results = _run(jobs, Path(folder), timeout)
-    _compare(*(results[name] for name in BACKENDS), rtol, atol)
+    first, second = BACKENDS
+    _compare(results[first], results[second], rtol, atol)
     for name in BACKENDS:
         _compare_with_itself(name, results[name], rtol, atol)
 

@@ -23,6 +23,8 @@ from typing import Any
 
 import pytest
 
+from jaxbridge import backends
+
 _OPTION = "--keras-backends"
 _CHILD = "--keras-backends-report-to"
 _FIXTURE = "keras_backend"
@@ -49,9 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def keras_backend(request: pytest.FixtureRequest) -> str:
     """The name of the Keras backend that the test runs on."""
-    import keras
-
-    name = keras.config.backend()
+    name = backends.name()
     asked = getattr(request, "param", name)
     assert name == asked, f"the test is for Keras' {asked} backend and runs on {name}"
     return name
@@ -173,7 +173,7 @@ class _Reporter:
 
     def __init__(self, config: pytest.Config):
         self.config = config
-        self.file = Path(config.getoption(_CHILD)).open("a")  # noqa: SIM115  (closed in unconfigure)
+        self.file = Path(str(config.getoption(_CHILD))).open("a")  # noqa: SIM115  (closed in unconfigure)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         data = self.config.hook.pytest_report_to_serializable(config=self.config, report=report)

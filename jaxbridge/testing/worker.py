@@ -77,11 +77,11 @@ def _symbolic_inputs(job: Job) -> tuple[Any, ...]:
         shape = [sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*shapes, strict=True)]
         return keras.KerasTensor([None, *shape[1:]] if shape else [], np.asarray(leaves[0]).dtype.name)
 
-    return keras.tree.map_structure(common, *(inputs for _, inputs in job.cases))
+    return jax.tree.map(common, *(inputs for _, inputs in job.cases))
 
 
 def _model(layer: Any, job: Job) -> keras.Model:
-    inputs = keras.tree.map_structure(lambda t: keras.Input(t.shape[1:], dtype=t.dtype), _symbolic_inputs(job))
+    inputs = jax.tree.map(lambda t: keras.Input(t.shape[1:], dtype=t.dtype), _symbolic_inputs(job))
     return keras.Model(inputs if len(inputs) > 1 else inputs[0], layer(*inputs), name="model")
 
 
@@ -94,7 +94,7 @@ def _flat(label: str, what: str, tree: Any) -> dict[str, Any]:
 
 
 def _tensors(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    return keras.tree.map_structure(keras.ops.convert_to_tensor, inputs)
+    return jax.tree.map(keras.ops.convert_to_tensor, inputs)
 
 
 def _inference(layer: Any, label: str, inputs: tuple[Any, ...]) -> dict[str, Any]:
