@@ -63,10 +63,15 @@ def convert(
         A function that takes and returns pytrees of tensors in place of arrays. Floats and integers of 64 bits are
         narrowed to 32 unless `jax_enable_x64` is on, as JAX does.
 
+    Limits: XLA drops assertions, so a graph with `jit_compile=True` does not check constraints; TensorFlow's forward mode
+    (`tf.autodiff.ForwardAccumulator`) does not work; where the tape is around a `tf.function` and watches its arguments
+    only, the gradient runs the forward pass again.
+
     Raises:
         ConversionError: a platform is unknown, an argument is no tensor, or the installed versions do not fit.
         ShapeError: at a call, a size breaks a declared shape or a constraint.
-        DifferentiationError: a gradient is asked of a function that JAX cannot differentiate (`lax.while_loop`).
+        DifferentiationError: a gradient is asked of a function that JAX cannot differentiate (`lax.while_loop`); where
+            the tape is around a `tf.function`, `tf.errors.InvalidArgumentError` with the same text.
 
     Example:
         >>> import jax.numpy as jnp, tensorflow as tf
