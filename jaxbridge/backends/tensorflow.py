@@ -105,6 +105,10 @@ class _Lifted:
 
     def __call__(self, params: list[Any], state: list[Any], seeds: Any, leaves: list[Any]) -> tuple[Any, list[Any]]:
         tensors = [tf.convert_to_tensor(tensor) for tensor in jax.tree.leaves((params, state, seeds, leaves))]
+        if self._inputs.declared:
+            given = [tensor.shape for tensor in tensors[len(tensors) - len(leaves) :]]
+            if all(shape.is_fully_defined() for shape in given):  # else the graph holds assertions
+                self._inputs.check([shape.as_list() for shape in given])
         conversion = self._conversion if self._static is None else self._at_static_sizes(leaves)
         if tf.executing_eagerly() and not tf.config.functions_run_eagerly():
             return self._compiled(conversion, tensors)

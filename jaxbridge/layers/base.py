@@ -16,13 +16,13 @@ from jaxbridge.core.pure_model import CallInputs, PureModel
 from jaxbridge.layers import weights_file
 from jaxbridge.layers.config import pack_inputs, unpack_inputs
 from jaxbridge.layers.initialization import Initialization, InitSeeds
-from jaxbridge.layers.path_rules import PathRules, Rule
+from jaxbridge.layers.path_rules import PathRules, RuleMethods
 from jaxbridge.layers.runtime import Runtime, SeenInputs
 from jaxbridge.layers.shape_hook import OutputShapeHook
 from jaxbridge.layers.variables import VariableTree
 
 
-class BridgeLayer(keras.layers.Layer):
+class BridgeLayer(RuleMethods, keras.layers.Layer):
     """A Keras layer around a PureModel. Use `JaxLayer` or `FlaxLayer`; subclass this for another kind of module.
 
     Args:
@@ -92,35 +92,6 @@ class BridgeLayer(keras.layers.Layer):
         """The hook that gives the output's shape, or None."""
         return self._shape_hook.fn
 
-    # What the user says of variables by their paths.
-
-    def freeze(self, pattern: str = "*") -> None:
-        """Makes the variables whose path matches non-trainable; kept in the config.
-
-        Args:
-            pattern: such as "encoder/*" or "params/encoder/*/kernel"; `*` stands for any text, slashes too.
-
-        Raises:
-            StructureError: nothing matches (said when the layer is built, if it is not yet).
-        """
-        self._set_rule(Rule("trainable", pattern, False))
-
-    def unfreeze(self, pattern: str = "*") -> None:
-        """Makes the variables whose path matches trainable again; see `freeze`."""
-        self._set_rule(Rule("trainable", pattern, True))
-
-    def regularize(self, pattern: str, regularizer: Any) -> None:
-        """Adds a Keras regularizer's loss for the variables whose path matches; see `freeze`."""
-        self._set_rule(Rule("regularizer", pattern, keras.regularizers.get(regularizer)))
-
-    def constrain(self, pattern: str, constraint: Any) -> None:
-        """Applies a Keras constraint after every update of the variables whose path matches; see `freeze`."""
-        self._set_rule(Rule("constraint", pattern, keras.constraints.get(constraint)))
-
-    def _set_rule(self, rule: Rule) -> None:
-        tree = self._runtime.params
-        self._rules.add(rule, None if tree is None else dict(zip(tree.paths, tree.variables, strict=True)))
-
     @property
     def supports_masking(self) -> bool:
         """Whether the layer takes part in masking; set it to True to pass the mask on to the next layer."""
@@ -179,7 +150,7 @@ class BridgeLayer(keras.layers.Layer):
         # Under a policy that asks for another dtype than float32, outputs have it, as Keras' own layers' do.
         runtime.output_dtype = self.compute_dtype if self.autocast and self.compute_dtype != "float32" else None
         runtime.declared = (seen.structure, runtime.signature(seen))
-        self._rules.apply(dict(zip(params.paths, params.variables, strict=True)))
+        self._rules.apply(params.by_path())
         start.forget()
 
     def get_build_config(self) -> dict[str, Any] | None:
@@ -193,7 +164,7 @@ class BridgeLayer(keras.layers.Layer):
             super().build_from_config(config)
             return
         inputs = unpack_inputs(config["inputs"])
-        self._runtime.seen = self._runtime.see(inputs, None)
+        self._runtime.seen, _ = self._runtime.see(inputs, None)
         self.build(None)
 
     def _initialization(self, seen: SeenInputs) -> Initialization:
@@ -242,9 +213,7 @@ class BridgeLayer(keras.layers.Layer):
         """
         runtime = self._runtime
         assert runtime.params is not None and runtime.state is not None
-        call_inputs = self._call_inputs(inputs, args, mask, kwargs)
-        seen = runtime.see(call_inputs, None)
-        arrays = runtime.arrays(call_inputs)
+        seen, arrays = runtime.see(self._call_inputs(inputs, args, mask, kwargs), None)
         values = runtime.params.values(), runtime.state.values()
         flag = self._training_flag(training)
         if isinstance(flag, bool):
@@ -288,9 +257,8 @@ class BridgeLayer(keras.layers.Layer):
 
     def _see(self, inputs: Any, *args: Any, training: Any = None, mask: Any = None, **kwargs: Any) -> SeenInputs:
         """Returns the inputs of a call without their values, with the dtypes that Keras will convert them to."""
-        return self._runtime.see(
-            self._call_inputs(inputs, args, mask, kwargs), self.compute_dtype if self.autocast else None
-        )
+        call_inputs = self._call_inputs(inputs, args, mask, kwargs)
+        return self._runtime.see(call_inputs, self.compute_dtype if self.autocast else None)[0]
 
     def _training_flag(self, training: Any) -> Any:
         """Returns the training flag as a bool; as a boolean tensor where only the running graph knows it."""
@@ -338,7 +306,7 @@ class BridgeLayer(keras.layers.Layer):
     def _saved(self) -> tuple[dict[str, Any], Any]:
         runtime = self._runtime
         trees = [tree for tree in (runtime.params, runtime.state) if tree is not None]
-        variables = {path: v for tree in trees for path, v in zip(tree.paths, tree.variables, strict=True)}
+        variables = {path: variable for tree in trees for path, variable in tree.by_path().items()}
         return variables, None if self.seed_generator is None else self.seed_generator.state
 
     def get_config(self) -> dict[str, Any]:

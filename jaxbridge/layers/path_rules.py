@@ -63,6 +63,40 @@ class PathRules:
         return cls(Rule(a, pattern, keras.saving.deserialize_keras_object(value)) for a, pattern, value in config)
 
 
+class RuleMethods:
+    """The methods of a layer that say something of its trainable variables by their paths."""
+
+    _rules: PathRules
+    _runtime: Any
+
+    def freeze(self, pattern: str = "*") -> None:
+        """Makes the variables whose path matches non-trainable; kept in the config.
+
+        Args:
+            pattern: such as "encoder/*" or "params/encoder/*/kernel"; `*` stands for any text, slashes too.
+
+        Raises:
+            StructureError: nothing matches (said when the layer is built, if it is not yet).
+        """
+        self._set_rule(Rule("trainable", pattern, False))
+
+    def unfreeze(self, pattern: str = "*") -> None:
+        """Makes the variables whose path matches trainable again; see `freeze`."""
+        self._set_rule(Rule("trainable", pattern, True))
+
+    def regularize(self, pattern: str, regularizer: Any) -> None:
+        """Adds a Keras regularizer's loss for the variables whose path matches; see `freeze`."""
+        self._set_rule(Rule("regularizer", pattern, keras.regularizers.get(regularizer)))
+
+    def constrain(self, pattern: str, constraint: Any) -> None:
+        """Applies a Keras constraint after every update of the variables whose path matches; see `freeze`."""
+        self._set_rule(Rule("constraint", pattern, keras.constraints.get(constraint)))
+
+    def _set_rule(self, rule: Rule) -> None:
+        tree = self._runtime.params
+        self._rules.add(rule, None if tree is None else tree.by_path())
+
+
 def _matches(path: str, pattern: str) -> bool:
     # The first part is the collection ("params"); it may be left out.
     return fnmatch.fnmatchcase(path, pattern) or fnmatch.fnmatchcase(path.partition("/")[2], pattern)

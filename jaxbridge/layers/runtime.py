@@ -90,15 +90,11 @@ class Runtime:
 
     # Inputs.
 
-    def see(self, inputs: CallInputs, float_dtype: str | None) -> SeenInputs:
-        """Returns the inputs of a call without their values; floats take `float_dtype` (None: keep theirs)."""
+    def see(self, inputs: CallInputs, float_dtype: str | None) -> tuple[SeenInputs, list[Any]]:
+        """Returns the inputs of a call without their values, floats as `float_dtype` (None: their own); and the values."""
         structure, leaves = split_inputs(inputs)
         promised = all(isinstance(leaf, keras.KerasTensor) for leaf in leaves)
-        return SeenInputs(structure, tuple(_spec(leaf, float_dtype) for leaf in leaves), promised)
-
-    def arrays(self, inputs: CallInputs) -> list[Any]:
-        """Returns the arrays of the inputs of a call."""
-        return split_inputs(inputs)[1]
+        return SeenInputs(structure, tuple(_spec(leaf, float_dtype) for leaf in leaves), promised), leaves
 
     def inputs_of_shape(self, input_shape: Any, dtype: str) -> SeenInputs:
         """Returns inputs of a shape or structure of shapes; dtypes are those the layer was built for, else `dtype`."""

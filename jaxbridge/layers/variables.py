@@ -91,6 +91,10 @@ class VariableTree:
         """The pytree of variables."""
         return self.rebuild(self.variables)
 
+    def by_path(self) -> dict[str, keras.Variable]:
+        """Returns the variables by their paths below the layer."""
+        return dict(zip(self.paths, self.variables, strict=True))
+
     def values(self) -> list[Any]:
         """Returns the variables' values, cast as the call's dtype policy wants them."""
         return [variable.value for variable in self.variables]

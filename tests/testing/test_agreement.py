@@ -1,0 +1,55 @@
+"""The kit that compares a layer on both backends."""
+
+import flax.linen as nn
+import numpy as np
+import pytest
+
+from jaxbridge import FlaxLayer, JaxLayer
+from jaxbridge.testing import BackendsDisagree, assert_backends_agree
+from jaxbridge.testing.agreement import WorkerFailed
+
+SIZES = ({"b": 2, "t": 5}, {"b": 3, "t": 7})
+
+
+class Block(nn.Module):
+    @nn.compact
+    def __call__(self, x, training=False):
+        x = nn.Dense(4)(x)
+        x = nn.BatchNorm(use_running_average=not training)(x)
+        return {"x": nn.Dropout(0.5, deterministic=not training)(x), "top": x.max((1, 2))}
+
+
+def block():
+    return FlaxLayer(Block(), name="net")
+
+
+def another_branch_at_7():
+    return JaxLayer(lambda params, inputs: inputs * (2 if inputs.shape[1] == 7 else 1), params={"w": np.ones(2, "float32")})
+
+
+def broken():
+    return JaxLayer(lambda inputs: inputs.no_such_attribute)
+
+
+def batch(b, t):
+    return np.random.default_rng(0).normal(size=(b, t, 3)).astype("float32")
+
+
+@pytest.mark.slow
+def test_a_block_with_state_and_draws_agrees():
+    assert_backends_agree(block, batch, SIZES)
+
+
+def test_a_planted_divergence_is_found_at_its_size():
+    with pytest.raises(BackendsDisagree, match=r"outputs at inference at b=3, t=7: differs at \(.*on jax.*on tensorflow"):
+        assert_backends_agree(another_branch_at_7, batch, SIZES, export=False)
+
+
+def test_an_error_on_a_backend_is_passed_on():
+    with pytest.raises(WorkerFailed, match="no_such_attribute"):
+        assert_backends_agree(broken, batch, SIZES, export=False)
+
+
+def test_a_factory_that_cannot_be_imported_is_refused():
+    with pytest.raises(TypeError, match="top level of a module"):
+        assert_backends_agree(lambda: block(), batch, SIZES)
