@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -40,8 +40,8 @@ class Endpoint:
         """Every variable of the model once: the trainable ones, then the others, the seeds among them."""
         return [*self.model.trainable_variables, *self.model.non_trainable_variables]
 
-    def call(self, variables: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, Mapping[int, Any]]:
-        """Returns the outputs, and the new value of each variable that changes, by its index; nothing is written."""
+    def call(self, variables: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, Any]:
+        """Returns the outputs, and a dict of the new value of each variable that changes, by its index; nothing is written."""
         count = len(self.model.trainable_variables)
         arguments = keras.tree.map_structure(lambda index: inputs[index], self.structure)
         # As Keras' own steps do: a `call` without the argument is not given it.
