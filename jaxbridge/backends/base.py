@@ -20,6 +20,9 @@ class Backend(abc.ABC):
     #: Whether functions are only ever traced at concrete sizes.
     concrete_shapes: bool
 
+    #: The dtype of Keras' seed states.
+    seed_dtype: str
+
     @abc.abstractmethod
     def lift(
         self,

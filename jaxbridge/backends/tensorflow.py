@@ -16,6 +16,7 @@ from jaxbridge.backends.base import Backend, PureFunction
 from jaxbridge.core.jaxprs import warn_closed_over
 from jaxbridge.core.ladder import unknown_shape_error
 from jaxbridge.core.shapes import Signature
+from jaxbridge.errors import SignatureError, StructureError
 
 require("tensorflow", "A jaxbridge layer on Keras' TensorFlow backend")
 
@@ -30,6 +31,7 @@ from jaxbridge.jax2tf.platforms import default_platforms  # noqa: E402
 
 class TensorFlowBackend(Backend):
     concrete_shapes = False
+    seed_dtype = "int64"
 
     def lift(
         self,
@@ -87,6 +89,8 @@ class _Lifted:
         self._static: dict[tuple[tuple[int, ...], ...], Conversion] | None = None
         try:
             traced = self._conversion.function.traced  # now, so that a failure is known before a call
+        except (SignatureError, StructureError):  # nothing that other sizes would mend
+            raise
         except Exception as error:  # whatever the user's function raises at symbolic sizes
             if not inputs.symbols():
                 raise

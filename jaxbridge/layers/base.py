@@ -15,9 +15,10 @@ from jaxbridge.core import prng
 from jaxbridge.core.pure_model import CallInputs, PureModel
 from jaxbridge.layers import weights_file
 from jaxbridge.layers.config import pack_inputs, unpack_inputs
-from jaxbridge.layers.initialization import Initialization, InitSeeds
+from jaxbridge.layers.initialization import Initialization
 from jaxbridge.layers.path_rules import PathRules, RuleMethods
 from jaxbridge.layers.runtime import Runtime, SeenInputs
+from jaxbridge.layers.seeds import InitSeeds, LayerSeedGenerator
 from jaxbridge.layers.shape_hook import OutputShapeHook
 from jaxbridge.layers.variables import VariableTree
 
@@ -93,6 +94,20 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         return self._shape_hook.fn
 
     @property
+    def trainable(self) -> bool:
+        """Whether the layer is trained; variables that were frozen by path stay so."""
+        return self._trainable
+
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        self._set_trainable(value)
+
+    def _set_trainable(self, value: bool) -> None:
+        keras.layers.Layer.trainable.fset(self, value)  # pyright: ignore[reportOptionalCall]
+        if value and self._runtime.params is not None:
+            self._rules.apply(self._runtime.params.by_path())
+
+    @property
     def supports_masking(self) -> bool:
         """Whether the layer takes part in masking; set it to True to pass the mask on to the next layer."""
         return self._supports_masking or self._runtime.model.uses_mask
@@ -143,14 +158,14 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
             )
             generator = None
             if start.model.rng_streams:
-                generator = keras.random.SeedGenerator(runtime.first_seed, name="seed_generator")
+                generator = LayerSeedGenerator(runtime.first_seed, runtime.backend.seed_dtype)
         self.seed_generator = generator
         self._bridge_variables = [*params.variables, *state.variables]
         runtime.model, runtime.params, runtime.state = start.model, params, state
         # Under a policy that asks for another dtype than float32, outputs have it, as Keras' own layers' do.
         runtime.output_dtype = self.compute_dtype if self.autocast and self.compute_dtype != "float32" else None
         runtime.declared = (seen.structure, runtime.signature(seen))
-        self._rules.apply(params.by_path())
+        self._set_trainable(self.trainable)
         start.forget()
 
     def get_build_config(self) -> dict[str, Any] | None:

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import keras
-import numpy as np
 
 from jaxbridge.core import prng
 from jaxbridge.core.programs import PROGRAMS
@@ -19,19 +18,6 @@ from jaxbridge.layers.calling import InputStructure
 from jaxbridge.layers.variables import PartitionedTree
 
 Parts = tuple[PartitionedTree, PartitionedTree]
-
-
-class InitSeeds:
-    """Hands out the seeds of initialisation; they never touch the counter of the calls."""
-
-    def __init__(self, seed: int):
-        self.seed = seed
-        self.count = 0
-
-    def next(self) -> np.ndarray:
-        seed = prng.init_seed(self.seed, self.count)
-        self.count += 1
-        return seed
 
 
 class Initialization:
