@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -59,6 +60,12 @@ def built(case: Case, batch: int = 2, **kwargs: Any) -> Any:
     return layer
 
 
+@functools.cache
+def shared(case: Case) -> Any:
+    """Returns a built layer for tests that only look at it."""
+    return built(case)
+
+
 def values_of(layer: Any) -> tuple[Any, Any]:
     """Returns params and state as pytrees of numpy arrays."""
     return numbers(layer.params), numbers(layer.state)
@@ -101,8 +108,11 @@ def split_floats(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
     return [leaf for leaf, flag in zip(leaves, flags, strict=True) if flag], join
 
 
-def layer_gradients(layer: Any, args: Args, training: bool) -> tuple[list[Any], list[Any]]:
-    """Returns the gradients of `scalar(outputs)` for the trainable variables and for the floating inputs."""
+def layer_gradients(layer: Any, args: Args, training: bool, jit: bool = True) -> tuple[list[Any], list[Any]]:
+    """Returns the gradients of `scalar(outputs)` for the trainable variables and for the floating inputs.
+
+    `jit`: on JAX, whether the whole of it is compiled as one; on TensorFlow the tape is outside any function.
+    """
     given, join = split_floats(args)
     if BACKEND == "jax":
         fixed = [v.value for v in layer.non_trainable_variables]
@@ -110,7 +120,8 @@ def layer_gradients(layer: Any, args: Args, training: bool) -> tuple[list[Any], 
         def loss(trainable, given):
             return scalar(layer.stateless_call(trainable, fixed, *join(given), training=training)[0], jnp)
 
-        found = jax.grad(loss, (0, 1))([v.value for v in layer.trainable_variables], given)
+        gradient = jax.grad(loss, (0, 1))
+        found = (jax.jit(gradient) if jit else gradient)([v.value for v in layer.trainable_variables], given)
         return numbers(found)
     import tensorflow as tf
 
@@ -177,7 +188,9 @@ def fit(
     model: keras.Model, x: Any, epochs: int = 1, batch_size: int = 4, learning_rate: float = 0.1, **options: Any
 ) -> None:
     """Fits the model to zeros with a fixed learning rate, in the order of the rows."""
-    y = jax.tree.map(lambda leaf: np.zeros(leaf.shape, "float32"), numbers(model(x, training=False)))
+    rows = jax.tree.leaves(x)[0].shape[0]
+    outputs = model(jax.tree.map(lambda leaf: keras.KerasTensor(leaf.shape, leaf.dtype.name), x))
+    y = jax.tree.map(lambda output: np.zeros((rows, *output.shape[1:]), "float32"), outputs)
     losses = jax.tree.map(lambda _: "mse", y)
     model.compile(keras.optimizers.SGD(learning_rate), losses, **options)
     model.fit(x, y, epochs=epochs, batch_size=batch_size, shuffle=False, verbose=0)

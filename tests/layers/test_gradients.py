@@ -19,6 +19,15 @@ def test_gradients_equal_those_of_jax(case, training):
     harness.assert_same(harness.layer_gradients(layer, args, training), want, RTOL, ATOL)
 
 
+@pytest.mark.parametrize("name", ["custom_vjp", "cnn"])
+def test_gradients_of_an_eager_call(name):
+    case = BY_NAME[name]
+    layer = harness.built(case)
+    args = case.args(3, 8)
+    want = harness.reference_gradients(case, layer, args, draw_key(0) if case.draws else None, True)
+    harness.assert_same(harness.layer_gradients(layer, args, True, jit=False), want, RTOL, ATOL)
+
+
 def test_the_table_reaches_every_weight():
     """The comparison above could not fail for a weight whose gradient is zero."""
     case = BY_NAME["params"]

@@ -93,7 +93,7 @@ def test_initial_values_are_those_of_the_rule(case):
     # Placeholders are ones, and Python numbers become arrays.
     args = jax.tree.map(np.ones_like, case.args(2, 8))
     want = jax.tree.map(jnp.asarray, case.reference_init(init_key(), args))
-    params, state = harness.values_of(harness.built(case))
+    params, state = harness.values_of(harness.shared(case))
     harness.assert_same(params, harness.numbers(want[0]))
     if case.has_state:
         harness.assert_same(state, harness.numbers(want[1]))
@@ -114,7 +114,7 @@ def test_a_stream_of_a_module_draws_by_its_name():
 
 
 def test_a_stream_that_the_module_asks_for_is_found():
-    layer = harness.built(BY_NAME["cnn"])
+    layer = harness.shared(BY_NAME["cnn"])
     assert layer.seed_generator is not None
 
 

@@ -10,7 +10,7 @@ from tests.cases import BY_NAME, CASES, draw_key
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_inference_equals_the_pure_function(case):
-    layer = harness.built(case)
+    layer = harness.shared(case)
     args = case.args(3, 8)
     want, _ = case.reference(*harness.values_of(layer), None, args, False)
     harness.assert_same(harness.numbers(layer(*args)), harness.numbers(want))
@@ -46,7 +46,7 @@ def test_unknown_sizes_are_served_at_other_sizes(case):
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_compiled_function_of_the_user_gives_the_same(case):
-    layer = harness.built(case)
+    layer = harness.shared(case)
     args = case.args(3, 8)
     want, _ = case.reference(*harness.values_of(layer), None, args, False)
     got = harness.compiled(layer, False)(*harness.tensors(args))
@@ -56,7 +56,7 @@ def test_a_compiled_function_of_the_user_gives_the_same(case):
 @pytest.mark.parametrize("name", ["nested", "cnn", "transformer", "haiku"])
 def test_eager_mode_gives_the_same(name):
     case = BY_NAME[name]
-    layer = harness.built(case)
+    layer = harness.shared(case)
     args = case.args(3, 8)
     want, _ = case.reference(*harness.values_of(layer), None, args, False)
     with harness.run_eagerly():

@@ -42,7 +42,7 @@ PATHS = {
 
 @pytest.mark.parametrize("name", PATHS)
 def test_paths_are_those_of_the_pytree(name):
-    assert [v.path for v in harness.built(BY_NAME[name]).weights] == PATHS[name]
+    assert [v.path for v in harness.shared(BY_NAME[name]).weights] == PATHS[name]
 
 
 def test_paths_below_an_outer_model_keep_the_whole_path():
@@ -61,14 +61,14 @@ def test_paths_below_an_outer_model_keep_the_whole_path():
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_params_train_and_state_does_not(case):
-    layer = harness.built(case)
+    layer = harness.shared(case)
     trained = [v.path for v in layer.weights if "/params/" in v.path and "float" in v.dtype]
     assert [v.path for v in layer.trainable_variables] == trained
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_seed_is_a_variable_and_no_weight(case):
-    layer = harness.built(case)
+    layer = harness.shared(case)
     seeds = [v.path for v in layer.variables if "seed_generator" in v.path]
     assert seeds == (["net/seed_generator/seed_generator_state"] if case.draws else [])
     assert not any("seed_generator" in v.path for v in layer.weights)
@@ -78,7 +78,7 @@ def test_the_seed_is_a_variable_and_no_weight(case):
 def test_params_and_state_are_pytrees_of_the_weights(case):
     import jax
 
-    layer = harness.built(case)
+    layer = harness.shared(case)
     leaves = jax.tree.leaves((layer.params, layer.state))
     assert [id(v) for v in leaves] == [id(v) for v in layer.weights]
 
