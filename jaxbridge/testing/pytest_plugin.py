@@ -19,7 +19,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -94,33 +93,50 @@ class _Distributor:
             if (backend := _backend_of(item)) is not None:
                 remote.setdefault(backend, []).append(item)
         session.items[:] = [item for item in session.items if _backend_of(item) is None]
-        result = yield  # the tests that are left run here
-        for backend, items in remote.items():
-            if not (session.shouldfail or session.shouldstop):
-                self._run(session, backend, items)
+        with tempfile.TemporaryDirectory() as folder:
+            processes = [_Process(self.config, backend, items, Path(folder)) for backend, items in remote.items()]
+            try:
+                result = yield  # the tests that are left run here, beside them
+                for process in processes:
+                    if not (session.shouldfail or session.shouldstop):
+                        process.relay(session)
+            finally:
+                for process in processes:
+                    process.end()
         return result
 
-    def _run(self, session: pytest.Session, backend: str, items: list[pytest.Item]) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            report, selection = Path(folder, "report"), Path(folder, "selection")
-            report.touch()
-            selection.write_text("\n".join(item.nodeid for item in items))
-            output = Path(folder, "output")
-            with output.open("w") as stream:
-                process = subprocess.Popen(
-                    self._command(report, selection),
-                    env={**os.environ, "KERAS_BACKEND": backend},
-                    cwd=self.config.rootpath,
-                    stdin=subprocess.DEVNULL,
-                    stdout=stream,
-                    stderr=subprocess.STDOUT,
-                )
-                finished = set(self._relayed(process, report))
-            for item in items:
-                if item.nodeid not in finished and not (session.shouldfail or session.shouldstop):
-                    self._report_lost(item, backend, process.returncode, output.read_text()[-3000:])
 
-    def _command(self, report: Path, selection: Path) -> list[str]:
+class _Process:
+    """A backend's process, as the process that started it sees it."""
+
+    def __init__(self, config: pytest.Config, backend: str, items: list[pytest.Item], folder: Path):
+        self.config, self.backend, self.items = config, backend, items
+        self.report, self.output = folder / f"{backend}.report", folder / f"{backend}.output"
+        self.report.touch()
+        selection = folder / f"{backend}.selection"
+        selection.write_text("\n".join(item.nodeid for item in items))
+        with self.output.open("w") as stream:
+            self.process = subprocess.Popen(
+                self._command(selection),
+                env={**os.environ, "KERAS_BACKEND": backend},
+                cwd=config.rootpath,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+            )
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def relay(self, session: pytest.Session) -> None:
+        """Passes on all that the process reports, and reports what it lost."""
+        finished = set(self._relayed())
+        for item in self.items:
+            if item.nodeid not in finished and not (session.shouldfail or session.shouldstop):
+                self._report_lost(item)
+
+    def _command(self, selection: Path) -> list[str]:
         names = ",".join(backends_of(self.config))
         root = self.config.inipath or self.config.rootpath
         place = ["-c", str(root)] if self.config.inipath else ["--rootdir", str(root)]
@@ -131,7 +147,7 @@ class _Distributor:
             _OPTION,
             names,
             _CHILD,
-            str(report),
+            str(self.report),
             f"@{selection}",
             "-q",
             "-p",
@@ -141,12 +157,12 @@ class _Distributor:
             kept.append(f"--maxfail={self.config.option.maxfail}")
         return [sys.executable, "-m", "pytest", *kept]
 
-    def _relayed(self, process: subprocess.Popen[Any], report: Path) -> Iterator[str]:
+    def _relayed(self) -> Iterator[str]:
         """Passes on the reports as they come; yields the tests that have ended."""
-        with report.open() as lines:
+        with self.report.open() as lines:
             pending = ""
             while True:
-                ended = process.poll() is not None
+                ended = self.process.poll() is not None
                 pending += lines.read()
                 *complete, pending = pending.split("\n")
                 for line in complete:
@@ -158,12 +174,15 @@ class _Distributor:
                 if ended:
                     return
                 try:
-                    process.wait(0.1)
+                    self.process.wait(0.1)
                 except subprocess.TimeoutExpired:
                     continue
 
-    def _report_lost(self, item: pytest.Item, backend: str, code: int, output: str) -> None:
-        text = f"The process of Keras' {backend} backend ended (exit code {code}) without running this test:\n{output}"
+    def _report_lost(self, item: pytest.Item) -> None:
+        text = (
+            f"The process of Keras' {self.backend} backend ended (exit code {self.process.returncode}) without running "
+            f"this test:\n{self.output.read_text()[-3000:]}"
+        )
         report = pytest.TestReport(item.nodeid, item.location, {}, "failed", text, "call")
         self.config.hook.pytest_runtest_logreport(report=report)
 
