@@ -44,6 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption(_CHILD):
         config.pluginmanager.register(_Reporter(config), "keras-backends-reporter")
     elif backends_of(config):
+        if getattr(config.option, "numprocesses", None) or hasattr(config, "workerinput"):
+            raise pytest.UsageError(f"{_OPTION} starts processes of its own; leave out -n.")
         config.pluginmanager.register(_Distributor(config), "keras-backends-distributor")
 
 
