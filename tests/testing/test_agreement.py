@@ -24,7 +24,9 @@ def block():
 
 
 def another_branch_at_7():
-    return JaxLayer(lambda params, inputs: inputs * (2 if inputs.shape[1] == 7 else 1), params={"w": np.ones(2, "float32")})
+    return JaxLayer(
+        lambda params, inputs: inputs * (2 if inputs.shape[1] == 7 else 1), params={"w": np.ones(2, "float32")}
+    )
 
 
 def broken():
@@ -41,7 +43,9 @@ def test_a_block_with_state_and_draws_agrees():
 
 
 def test_a_planted_divergence_is_found_at_its_size():
-    with pytest.raises(BackendsDisagree, match=r"outputs at inference at b=3, t=7: differs at \(.*on jax.*on tensorflow"):
+    with pytest.raises(
+        BackendsDisagree, match=r"outputs at inference at b=3, t=7: differs at \(.*on jax.*on tensorflow"
+    ):
         assert_backends_agree(another_branch_at_7, batch, SIZES, export=False)
 
 
