@@ -1,7 +1,7 @@
 """The rows of `tests/contract.py`, run with jaxbridge and with `keras.layers`, as a page of the documentation.
 
-    python benchmarks/layer_contract.py --json a.json            # both Keras backends of this environment
-    python benchmarks/layer_contract.py --merge a.json b.json    # writes docs/layer_contract.md
+python benchmarks/layer_contract.py --json a.json            # both Keras backends of this environment
+python benchmarks/layer_contract.py --merge a.json b.json    # writes docs/layer_contract.md
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def main() -> None:
     elif options.merge:
         PAGE.write_text(page([json.loads(file.read_text()) for file in options.merge]), encoding="utf-8")
     else:
-        outcomes = {f"{library} on {backend}": outcomes_of(library, backend) for library in LIBRARIES for backend in BACKENDS}
+        outcomes = {
+            f"{library} on {backend}": outcomes_of(library, backend) for library in LIBRARIES for backend in BACKENDS
+        }
         document = {"versions": versions(), "outcomes": outcomes}
         options.json.write_text(json.dumps(document, indent=1))
 
@@ -98,17 +100,20 @@ def run_column(library: str, file: Path) -> None:
 
 
 def page(documents: list[dict]) -> str:
-    columns = [(f"{backend}, {letter}", document, backend) for backend in BACKENDS for letter, document in zip("AB", documents, strict=False)]
+    lettered = list(zip("AB", documents, strict=False))
+    columns = [(f"{backend}, {letter}", document, backend) for backend in BACKENDS for letter, document in lettered]
+    heads = [f"{library}: {name}" for library in LIBRARIES for name, _, _ in columns]
     lines = [
         "# The layer contract",
         "",
-        "Every way that Keras calls, builds, traces, saves and trains a layer: the rows are checks in `tests/contract.py`, which",
-        "the tests run with jaxbridge. This page was written by `benchmarks/layer_contract.py`, which also ran them with the",
-        "layers of the same names in `keras.layers`. `+` works, `-` does not.",
+        "Every way that Keras calls, builds, traces, saves and trains a layer: the rows are checks in",
+        "`tests/contract.py`, which the tests run with jaxbridge. This page was written by",
+        "`benchmarks/layer_contract.py`, which also ran them with the layers of the same names in `keras.layers`.",
+        "`+` works, `-` does not.",
         "",
-        *(f"* {letter}: {document['versions']}" for letter, document in zip("AB", documents, strict=False)),
+        *(f"* {letter}: {document['versions']}" for letter, document in lettered),
         "",
-        "| | " + " | ".join(f"jaxbridge: {name}" for name, _, _ in columns) + " | " + " | ".join(f"keras.layers: {name}" for name, _, _ in columns) + " |",
+        f"| | {' | '.join(heads)} |",
         "|---|" + "---|" * (2 * len(columns)),
     ]
     failures: dict[str, list[str]] = {}

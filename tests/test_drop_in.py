@@ -207,40 +207,46 @@ def test_the_order_of_weights_is_that_of_keras(name):
     assert [v.path for v in layer.weights] == [v.path for v in leaves]
 
 
-if harness.BACKEND == "jax":
-    # On TensorFlow keras' own layers do not run with every supported JAX (its newest StableHLO is too new for the op).
+# On TensorFlow keras' own layers do not run with every supported JAX (its newest StableHLO is too new for the op).
+ON_JAX = pytest.mark.keras_backends("jax")
 
-    @pytest.mark.parametrize("name", EXAMPLES)
-    def test_inference_equals_keras(name):
-        make, inputs, trained, fixed = EXAMPLES[name]
-        ours, theirs = make(OURS), make(THEIRS)
-        ours(inputs(2)), theirs(inputs(2))
-        assert (len(theirs.trainable_weights), len(theirs.non_trainable_weights)) == (trained, fixed)
-        ours.set_weights(theirs.get_weights())
-        harness.assert_same(harness.numbers(ours(inputs(4))), harness.numbers(theirs(inputs(4))))
 
-    @pytest.mark.parametrize("name", ["stateless", "haiku without rng", "flax", "flax variables"])
-    def test_training_equals_keras(name):
-        make, inputs, _, _ = EXAMPLES[name]
-        ours, theirs = make(OURS), make(THEIRS)
-        ours(inputs(2)), theirs(inputs(2))
-        ours.set_weights(theirs.get_weights())
-        fitted(ours, inputs(8)), fitted(theirs, inputs(8))
-        harness.assert_same(ours.get_weights(), theirs.get_weights())
+@ON_JAX
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_inference_equals_keras(name):
+    make, inputs, trained, fixed = EXAMPLES[name]
+    ours, theirs = make(OURS), make(THEIRS)
+    ours(inputs(2)), theirs(inputs(2))
+    assert (len(theirs.trainable_weights), len(theirs.non_trainable_weights)) == (trained, fixed)
+    ours.set_weights(theirs.get_weights())
+    harness.assert_same(harness.numbers(ours(inputs(4))), harness.numbers(theirs(inputs(4))))
 
-    @pytest.mark.parametrize("name", ["stateful", "flax wrapper"])
-    def test_a_weights_file_of_keras_is_read(name, tmp_path):
-        make, inputs, _, _ = EXAMPLES[name]
 
-        def model_of(layers):
-            layer = make(layers)
-            symbolic = jax.tree.map(lambda array: keras.Input(array.shape[1:]), inputs(2))
-            return keras.Model(symbolic, layer(symbolic))
+@ON_JAX
+@pytest.mark.parametrize("name", ["stateless", "haiku without rng", "flax", "flax variables"])
+def test_training_equals_keras(name):
+    make, inputs, _, _ = EXAMPLES[name]
+    ours, theirs = make(OURS), make(THEIRS)
+    ours(inputs(2)), theirs(inputs(2))
+    ours.set_weights(theirs.get_weights())
+    fitted(ours, inputs(8)), fitted(theirs, inputs(8))
+    harness.assert_same(ours.get_weights(), theirs.get_weights())
 
-        theirs, ours = model_of(THEIRS), model_of(OURS)
-        theirs.save_weights(tmp_path / "w.weights.h5")
-        ours.load_weights(tmp_path / "w.weights.h5")
-        harness.assert_same(ours.get_weights(), theirs.get_weights())
+
+@ON_JAX
+@pytest.mark.parametrize("name", ["stateful", "flax wrapper"])
+def test_a_weights_file_of_keras_is_read(name, tmp_path):
+    make, inputs, _, _ = EXAMPLES[name]
+
+    def model_of(layers):
+        layer = make(layers)
+        symbolic = jax.tree.map(lambda array: keras.Input(array.shape[1:]), inputs(2))
+        return keras.Model(symbolic, layer(symbolic))
+
+    theirs, ours = model_of(THEIRS), model_of(OURS)
+    theirs.save_weights(tmp_path / "w.weights.h5")
+    ours.load_weights(tmp_path / "w.weights.h5")
+    harness.assert_same(ours.get_weights(), theirs.get_weights())
 
 
 def arguments(cls):

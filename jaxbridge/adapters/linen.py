@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import inspect
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -91,6 +92,13 @@ def from_module(
 
 def split_variables(variables: Any) -> tuple[Any, Any]:
     """Returns the params `{"params": ...}` and the other collections of a linen variable dict, without their boxes."""
+    is_box = lambda node: isinstance(node, linen.meta.AxisMetadata)
+    if any(map(is_box, jax.tree.leaves(variables, is_leaf=is_box))):
+        warnings.warn(
+            "The module annotates its variables with shardings (`nn.with_partitioning`). They are not applied: lay the "
+            "variables out by their paths with `keras.distribution.LayoutMap`.",
+            stacklevel=2,
+        )
     plain = flax.core.unfreeze(linen.meta.unbox(variables))
     state = {name: collection for name, collection in plain.items() if name != "params"}
     return ({"params": plain["params"]} if "params" in plain else {}), state

@@ -102,8 +102,9 @@ class _Lifted:
         self._lock = threading.RLock()
 
     def _convert(self, inputs: Signature) -> Conversion:
+        shapes, dtypes = self._fixed
         signature = Signature(
-            (*self._fixed[0], *inputs.shapes), (*self._fixed[1], *inputs.dtypes), inputs.constraints, inputs.declared
+            (*shapes, *inputs.shapes), (*dtypes, *inputs.dtypes), inputs.constraints, inputs.declared, len(shapes)
         )
         return Conversion(self._fn, self._treedef, signature, self._options)
 

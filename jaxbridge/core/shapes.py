@@ -30,12 +30,14 @@ class Signature:
         dtypes: the dtype per array, by name.
         constraints: such as ("t >= 2",).
         declared: the symbols that the user named; the others were named here and may be named differently.
+        leading: how many of the first arrays are no inputs (a layer's variables); messages count from behind them.
     """
 
     shapes: tuple[str, ...]
     dtypes: tuple[str, ...]
     constraints: tuple[str, ...] = ()
     declared: frozenset[str] = frozenset()
+    leading: int = 0
 
     def structs(self) -> list[jax.ShapeDtypeStruct]:
         """Returns one `ShapeDtypeStruct` per array, all symbols in one new scope."""
@@ -119,7 +121,7 @@ class Signature:
         for index, (text, row) in enumerate(zip(texts, sizes, strict=True)):
             if len(text) != len(row):
                 raise ShapeError(
-                    f"Input {index} has rank {len(row)} and its shape is declared as {self.shapes[index]}, of rank {len(text)}."
+                    f"Input {index - self.leading} has rank {len(row)} and its shape is declared as {self.shapes[index]}, of rank {len(text)}."
                 )
         env = dims.solve(texts, sizes)
         found = []
@@ -144,9 +146,9 @@ class Signature:
     def _mismatch(self, index: int, axis: int, wanted: str, size: Any, value: Any) -> str:
         have = f"has size {size}" if isinstance(size, int) else "has another size"
         needed = f"'{wanted}' ({value})" if isinstance(value, int) and not wanted.isdigit() else f"'{wanted}'"
-        return f"Axis {axis} of input {index} {have}, where the declared shape {self.shapes[index]} needs {needed}."
+        return f"Axis {axis} of input {index - self.leading} {have}, where the declared shape {self.shapes[index]} needs {needed}."
 
-    def check(self, sizes: Sequence[Sequence[int]]) -> None:
+    def check(self, sizes: Sequence[Sequence[Any]]) -> None:
         """Raises a ShapeError if arrays with these sizes do not agree with the signature."""
         for condition, message in self.conditions(sizes):
             if not condition:

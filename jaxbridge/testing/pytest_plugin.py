@@ -26,6 +26,7 @@ from jaxbridge import backends
 
 _OPTION = "--keras-backends"
 _CHILD = "--keras-backends-report-to"
+_SELECTION = "--keras-backends-selection"
 _FIXTURE = "keras_backend"
 _MARKER = "keras_backends"
 
@@ -34,6 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("keras")
     group.addoption(_OPTION, default="", help="comma-separated Keras backends to run tests on, each in its own process")
     group.addoption(_CHILD, default="", help="(internal) the file that a backend's process reports to")
+    group.addoption(_SELECTION, default="", help="(internal) the file with the tests that a backend's process runs")
     parser.addini("keras_backends_paths", "paths below which all tests run once per Keras backend", type="paths")
 
 
@@ -74,6 +76,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.fixturenames.append(_FIXTURE)
     names = [name for name in asked if marker is None or not marker.args or name in marker.args]
     metafunc.parametrize(_FIXTURE, names, indirect=True)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if backends_of(config):
+        return
+    # On one backend, without the option: tests that are for others only are left out.
+    others = [item for item in items if not _is_for(item, backends.name())]
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if _is_for(item, backends.name())]
+
+
+def _is_for(item: pytest.Item, backend: str) -> bool:
+    marker = item.get_closest_marker(_MARKER)
+    return marker is None or not marker.args or backend in marker.args
 
 
 def _backend_of(item: pytest.Item) -> str | None:
@@ -150,7 +167,9 @@ class _Process:
             names,
             _CHILD,
             str(self.report),
-            f"@{selection}",
+            _SELECTION,
+            str(selection),
+            *dict.fromkeys(str(item.path) for item in self.items),
             "-q",
             "-p",
             "no:cacheprovider",
@@ -195,6 +214,11 @@ class _Reporter:
     def __init__(self, config: pytest.Config):
         self.config = config
         self.file = Path(str(config.getoption(_CHILD))).open("a")  # noqa: SIM115  (closed in unconfigure)
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        # Not by naming them on the command line: one that this backend does not have would stop all of them.
+        selection = set(Path(str(self.config.getoption(_SELECTION))).read_text().split("\n"))
+        items[:] = [item for item in items if item.nodeid in selection]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         data = self.config.hook.pytest_report_to_serializable(config=self.config, report=report)

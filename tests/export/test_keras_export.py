@@ -9,11 +9,17 @@ import pytest
 from jaxbridge import jax2tf, serve_without_jax
 from tests.export.models import mixed
 
-ON_JAX = keras.config.backend() == "jax"
+
+@pytest.mark.keras_backends("tensorflow")
+def test_served_without_jax_as_it_is(tmp_path):
+    check_served(tmp_path, contextlib.nullcontext)
 
 
-@pytest.mark.parametrize("context", [jax2tf.patch] if ON_JAX else [contextlib.nullcontext, jax2tf.patch])
-def test_served_without_jax(tmp_path, context):
+def test_served_without_jax_under_patch(tmp_path):
+    check_served(tmp_path, jax2tf.patch)
+
+
+def check_served(tmp_path, context):
     model = mixed()
     with context():
         model.export(tmp_path / "served", verbose=False)

@@ -148,3 +148,19 @@ def test_a_hook_that_lies_is_caught_at_the_first_call(lie, text):
     layer = JaxLayer(double_call, compute_output_shape_fn=lie)
     with pytest.raises(StructureError, match=text):
         layer(np.ones((2, 5), "float32"))
+
+
+@pytest.mark.keras_backends("tensorflow")
+def test_an_assertion_in_a_graph_counts_the_inputs_only():
+    import tensorflow as tf
+
+    layer = JaxLayer(
+        lambda params, inputs: inputs.reshape(inputs.shape[0], -1, 4) * params["w"],
+        params={"w": np.ones(4, "float32")},
+        polymorphic_shapes="(b, 4*k)",
+    )
+    inputs = keras.Input((None,))
+    keras.Model(inputs, layer(inputs))
+    function = tf.function(lambda x: layer(x), input_signature=[tf.TensorSpec((None, None))], autograph=False)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"Axis 1 of input 0 .*4\*k"):
+        function(np.ones((2, 7), "float32"))

@@ -1,5 +1,6 @@
 """Variables: named by their path in the pytree, trained or not, few."""
 
+import flax.linen as nn
 import keras
 import numpy as np
 import pytest
@@ -121,3 +122,11 @@ def test_variables_given_to_a_module_are_used():
     layer = FlaxLayer(module, variables=variables)
     harness.assert_same(harness.numbers(layer(floats(3, 5))), np.asarray(module.apply(variables, floats(3, 5))))
     assert len(layer.weights) == 4
+
+
+def test_annotations_that_are_not_applied_are_said():
+    kernel_init = nn.with_partitioning(nn.initializers.ones, (None, "model"))
+    layer = FlaxLayer(nn.Dense(4, kernel_init=kernel_init), name="net")
+    with pytest.warns(UserWarning, match="with_partitioning"):
+        layer(np.ones((2, 3), "float32"))
+    assert [v.path for v in layer.weights] == ["net/params/bias", "net/params/kernel"]
