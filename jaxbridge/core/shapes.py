@@ -121,7 +121,8 @@ class Signature:
         for index, (text, row) in enumerate(zip(texts, sizes, strict=True)):
             if len(text) != len(row):
                 raise ShapeError(
-                    f"Input {index - self.leading} has rank {len(row)} and its shape is declared as {self.shapes[index]}, of rank {len(text)}."
+                    f"Input {index - self.leading} has rank {len(row)} and its shape is declared as {self.shapes[index]}, "
+                    f"of rank {len(text)}."
                 )
         env = dims.solve(texts, sizes)
         found = []
@@ -146,7 +147,8 @@ class Signature:
     def _mismatch(self, index: int, axis: int, wanted: str, size: Any, value: Any) -> str:
         have = f"has size {size}" if isinstance(size, int) else "has another size"
         needed = f"'{wanted}' ({value})" if isinstance(value, int) and not wanted.isdigit() else f"'{wanted}'"
-        return f"Axis {axis} of input {index - self.leading} {have}, where the declared shape {self.shapes[index]} needs {needed}."
+        where = f"Axis {axis} of input {index - self.leading}"
+        return f"{where} {have}, where the declared shape {self.shapes[index]} needs {needed}."
 
     def check(self, sizes: Sequence[Sequence[Any]]) -> None:
         """Raises a ShapeError if arrays with these sizes do not agree with the signature."""
