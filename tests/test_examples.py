@@ -3,9 +3,12 @@
 import importlib.util
 from pathlib import Path
 
+import pytest
+
 EXAMPLE = Path(__file__).parent.parent / "examples" / "digits.py"
 
 
+@pytest.mark.slow  # `.ci/run` runs the example itself, in A on JAX and in B on TensorFlow
 def test_digits(tmp_path):
     spec = importlib.util.spec_from_file_location("digits", EXAMPLE)
     digits = importlib.util.module_from_spec(spec)
