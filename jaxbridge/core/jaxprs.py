@@ -38,11 +38,6 @@ def closed_over_arrays(jaxpr: Any) -> list[Any]:
     return list({id(array): array for array in found if hasattr(array, "shape")}.values())
 
 
-def closed_over_bytes(jaxpr: Any) -> int:
-    """Returns the bytes of all arrays that became constants of a jaxpr."""
-    return sum(map(_bytes, closed_over_arrays(jaxpr)))
-
-
 def warn_closed_over(jaxpr: Any) -> None:
     """Warns of closed-over arrays that are large enough to be weights."""
     large = [array for array in closed_over_arrays(jaxpr) if _bytes(array) > WARN_ABOVE_BYTES]

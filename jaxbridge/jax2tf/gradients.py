@@ -27,6 +27,7 @@ import tensorflow as tf
 from jax.interpreters import ad
 
 from jaxbridge.core.dims import symbols_in
+from jaxbridge.core.jaxprs import equations, inner_jaxprs
 from jaxbridge.errors import DifferentiationError
 from jaxbridge.jax2tf import _tf_private
 from jaxbridge.jax2tf.call_module import emit
@@ -82,7 +83,7 @@ class Differentiable:
     @functools.cached_property
     def refusal(self) -> str | None:
         """Why JAX cannot differentiate the function in reverse mode; None if it can."""
-        if not any(map(_may_lack_gradient, _equations(self.traced.jaxpr.jaxpr))):
+        if not any(map(_may_lack_gradient, equations(self.traced.jaxpr, _lacks_own_derivative))):
             return None
         cotangents = [self.out_structs[i] for i in self.outs_with_gradient]
         try:
@@ -143,15 +144,8 @@ class Differentiable:
         graph = tf.compat.v1.get_default_graph()
         if not self.wrt:
             return outs
-        tied = _attach_gradient(
-            [tf.stop_gradient(outs[i]) for i in self.outs_with_gradient],
-            (),
-            args,
-            lambda _, xs, __: self.scatter(_refused_gradients([xs[i] for i in self.wrt], message, graph)),
-        )
-        for index, out in zip(self.outs_with_gradient, tied, strict=True):
-            outs[index] = out
-        return outs
+        refused = lambda _, xs, __: _refused_gradients([xs[i] for i in self.wrt], message, graph)
+        return self._with_gradient(outs, (), args, refused)
 
     def _call_with_residuals(self, args: Sequence[Any]) -> list[Any]:
         form = self.residual
@@ -346,17 +340,8 @@ def _lone_symbols(struct: Any) -> set[str]:
     return {str(size) for size in struct.shape if not isinstance(size, int) and str(size).isidentifier()}
 
 
-def _equations(jaxpr: Any) -> Iterator[Any]:
-    """Yields the equations of a jaxpr and of those inside it, but not of functions that bring their own derivative."""
-    for equation in jaxpr.eqns:
-        yield equation
-        if equation.primitive.name.startswith(("custom_vjp_call", "custom_jvp_call")):
-            continue
-        for value in equation.params.values():
-            for inner in value if isinstance(value, tuple | list) else (value,):
-                inner = getattr(inner, "jaxpr", inner)
-                if hasattr(inner, "eqns"):
-                    yield from _equations(inner)
+def _lacks_own_derivative(equation: Any) -> bool:
+    return not equation.primitive.name.startswith(("custom_vjp_call", "custom_jvp_call"))
 
 
 def _may_lack_gradient(equation: Any) -> bool:
@@ -365,7 +350,7 @@ def _may_lack_gradient(equation: Any) -> bool:
     if name == "while":
         return True
     has_floats = any(is_inexact(v.aval) for v in equation.invars if hasattr(v.aval, "dtype"))
-    has_inner = any(hasattr(getattr(value, "jaxpr", value), "eqns") for value in equation.params.values())
+    has_inner = any(True for _ in inner_jaxprs(equation))
     return (
         has_floats and not has_inner and not name.startswith("custom_") and equation.primitive not in ad.primitive_jvps
     )
