@@ -7,6 +7,7 @@ all rows with jaxbridge; `benchmarks/layer_contract.py` runs them with `keras.la
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -432,6 +433,22 @@ def _(api):
     assert (keras.ops.convert_to_numpy(layer.params["params"]["bias"].value) >= 0).all()
 
 
+@row("add_loss in a subclass")
+def _(api):
+    class WithLoss(api.FlaxLayer):
+        def call(self, *args, **kwargs):
+            outputs = super().call(*args, **kwargs)
+            self.add_loss(keras.ops.mean(outputs**2))
+            return outputs
+
+    with_loss = sequential(WithLoss(nn.Dense(4)))
+    without = sequential(api.FlaxLayer(nn.Dense(4)))
+    without.set_weights(with_loss.get_weights())
+    losses = [fit(model)["loss"][0] for model in (with_loss, without)]
+    with_loss(X)
+    assert len(with_loss.losses) == 1 and losses[0] > losses[1], losses
+
+
 @row("activity regularizer")
 def _(api):
     model = sequential(api.FlaxLayer(nn.Dense(4), activity_regularizer="l2"))
@@ -534,6 +551,18 @@ def _(api):
         finite(model.fit(data, verbose=0).history)
 
 
+if importlib.util.find_spec("torch"):
+
+    @row("torch DataLoader")
+    def _(api):
+        import torch  # pyright: ignore[reportMissingImports]
+
+        data = torch.utils.data.TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
+        model = sequential(api.FlaxLayer(Block()))
+        model.compile("sgd", "mse")
+        finite(model.fit(torch.utils.data.DataLoader(data, batch_size=8), verbose=0).history)
+
+
 @row("tf.data.Dataset.map(layer), on the TensorFlow backend")
 def _(api):
     if ON_JAX:
@@ -573,6 +602,19 @@ def _(api):
 @row("bfloat16, statistics in float32")
 def _(api):
     _precision(api, "bfloat16", "bfloat16", "bfloat16")
+
+
+@row("float64, with jax_enable_x64")
+def _(api):
+    with jax.enable_x64(True):
+        layer = api.FlaxLayer(nn.Dense(4, dtype="float64", param_dtype="float64"), dtype="float64")
+        out = layer(keras.ops.convert_to_tensor(X, dtype="float64"))
+        kernel, bias = (keras.ops.convert_to_numpy(layer.params["params"][name].value) for name in ("kernel", "bias"))
+        assert kernel.dtype == np.float64
+        # Far below what float32 could give.
+        np.testing.assert_allclose(
+            keras.ops.convert_to_numpy(out), X.astype("float64") @ kernel + bias, rtol=1e-13, atol=1e-13
+        )
 
 
 @row("autocast=False")

@@ -8,6 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from jaxbridge.errors import ConversionError
+
+#: A TensorFlow graph is a protocol buffer, which holds no more; a module with larger constants could not be written.
+GRAPH_LIMIT_BYTES = 2**31 - 1
+
 #: Closed-over arrays of fewer bytes are taken for constants that are meant (tables, masks, position encodings).
 WARN_ABOVE_BYTES = 2**20
 
@@ -42,14 +47,41 @@ def warn_closed_over(jaxpr: Any) -> None:
     """Warns of closed-over arrays that are large enough to be weights."""
     large = [array for array in closed_over_arrays(jaxpr) if _bytes(array) > WARN_ABOVE_BYTES]
     if large:
-        shapes = ", ".join(f"{np.dtype(array.dtype).name}{list(array.shape)}" for array in large[:5])
         warnings.warn(
-            f"A function closes over arrays of {sum(map(_bytes, large)) / 2**20:.1f} MiB ({shapes}"
-            f"{', ...' if len(large) > 5 else ''}). They are constants of the compiled function: they are not trained, not "
-            "saved as weights, and are written into every exported graph. Pass them as `params` or `state` (JaxLayer), or "
-            "make them parameters of the module.",
+            f"A function closes over arrays of {_described(large)}. They are constants of the compiled function: they are not "
+            f"trained, not saved as weights, and are written into every exported graph. {_INSTEAD}",
             stacklevel=3,
         )
+
+
+def refuse_too_large(jaxpr: Any) -> None:
+    """Raises if the arrays that a function closes over do not fit into a TensorFlow graph.
+
+    Args:
+        jaxpr: the function's closed jaxpr.
+
+    Raises:
+        ConversionError: their bytes are more than a protocol buffer holds (2 GiB); nothing has been lowered yet.
+    """
+    arrays = closed_over_arrays(jaxpr)
+    if sum(map(_bytes, arrays)) > GRAPH_LIMIT_BYTES:
+        raise ConversionError(
+            f"A function closes over arrays of {_described(arrays)}; a TensorFlow graph, which holds them as constants, is "
+            f"limited to {GRAPH_LIMIT_BYTES / 2**20:.0f} MiB. {_INSTEAD}"
+        )
+
+
+_INSTEAD = (
+    "Pass them as arguments: as `params` or `state` of a JaxLayer, as parameters of a module, as arguments of a converted "
+    "function."
+)
+
+
+def _described(arrays: list[Any]) -> str:
+    """Returns the size of all and the shapes of the first few, the largest first."""
+    arrays = sorted(arrays, key=_bytes, reverse=True)
+    shapes = ", ".join(f"{np.dtype(array.dtype).name}{list(array.shape)}" for array in arrays[:5] if _bytes(array))
+    return f"{sum(map(_bytes, arrays)) / 2**20:.1f} MiB ({shapes}{', ...' if len(arrays) > 5 else ''})"
 
 
 def _bytes(array: Any) -> int:

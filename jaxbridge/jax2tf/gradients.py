@@ -27,7 +27,7 @@ import tensorflow as tf
 from jax.interpreters import ad
 
 from jaxbridge.core.dims import symbols_in
-from jaxbridge.core.jaxprs import equations, inner_jaxprs
+from jaxbridge.core.jaxprs import equations, inner_jaxprs, refuse_too_large
 from jaxbridge.errors import DifferentiationError
 from jaxbridge.jax2tf import _tf_private
 from jaxbridge.jax2tf.call_module import emit
@@ -66,10 +66,13 @@ class Differentiable:
 
     @functools.cached_property
     def traced(self) -> jax.stages.Traced:
-        return self.jitted.trace(*self.structs)
+        traced = self.jitted.trace(*self.structs)
+        refuse_too_large(traced.jaxpr)
+        return traced
 
     @functools.cached_property
     def plain(self) -> LoweredModule:
+        _ = self.traced  # which is refused, if need be, before it is lowered
         return lower(self.jitted, self.structs, self.options)
 
     @functools.cached_property
