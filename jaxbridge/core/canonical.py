@@ -26,6 +26,9 @@ _LIBRARIES = frozenset(
 )
 
 
+#: A function that closes over more is not shared: its bytes would be read for the key, and the cache would keep them alive.
+LARGEST_ARRAY_BYTES = 2**20
+
 #: Objects met so far: id -> (number, the object).
 _Seen = dict[int, tuple[int, Any]]
 
@@ -142,6 +145,8 @@ def _is_library(value: Any) -> bool:
 def _array_key(array: Any) -> Hashable:
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)
+    if array.size * array.dtype.itemsize > LARGEST_ARRAY_BYTES:
+        raise NoKey(array.shape)
     host = np.ascontiguousarray(array)
     if host.dtype.hasobject:
         raise NoKey(host.dtype)

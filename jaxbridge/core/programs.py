@@ -8,10 +8,12 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
 
-import jax
+from jaxbridge.core._jax_private import trace_context
 
 #: How many programs are kept after the last layer that used them is gone, so that a rebuilt model can reuse them.
 KEPT = 64
+#: How many things made of one program are kept (one per structure, dtypes, declared shapes and settings of JAX).
+MADE_KEPT = 64
 
 
 class Program:
@@ -23,15 +25,18 @@ class Program:
 
     def __init__(self, fn: Callable[..., Any]):
         self.fn = fn
-        self._made: dict[Hashable, Any] = {}
+        self._made: collections.OrderedDict[Hashable, Any] = collections.OrderedDict()
         self._lock = threading.RLock()
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Returns what `make()` gave the first time that it was asked for under this key and this config of JAX."""
-        key = (key, config_in_effect())
+        key = (key, trace_context())
         with self._lock:
             if key not in self._made:
                 self._made[key] = make()
+                if len(self._made) > MADE_KEPT:
+                    self._made.popitem(last=False)
+            self._made.move_to_end(key)
             return self._made[key]
 
 
@@ -69,21 +74,3 @@ class ProgramCache:
 
 
 PROGRAMS = ProgramCache()
-
-#: Settings of JAX that change what a trace gives.
-_SETTINGS = (
-    "jax_enable_x64",
-    "jax_default_matmul_precision",
-    "jax_default_prng_impl",
-    "jax_numpy_dtype_promotion",
-    "jax_numpy_rank_promotion",
-    "jax_threefry_partitionable",
-    "jax_debug_nans",
-    "jax_debug_infs",
-    "jax_disable_jit",
-)
-
-
-def config_in_effect() -> Hashable:
-    """Returns the settings of JAX, and its mesh, under which a function would be traced now."""
-    return tuple(getattr(jax.config, name, None) for name in _SETTINGS), jax.sharding.get_abstract_mesh()

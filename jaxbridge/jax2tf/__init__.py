@@ -21,6 +21,8 @@ from jaxbridge.jax2tf.dropin import eval_polymorphic_shape as eval_polymorphic_s
 from jaxbridge.jax2tf.patch import install as install  # noqa: E402
 from jaxbridge.jax2tf.patch import patch as patch  # noqa: E402
 from jaxbridge.jax2tf.patch import uninstall as uninstall  # noqa: E402
+from jaxbridge.jax2tf.statistics import Statistics as Statistics  # noqa: E402
+from jaxbridge.jax2tf.statistics import stats as stats  # noqa: E402
 
 
 def __getattr__(name: str) -> _Any:

@@ -8,9 +8,6 @@ replace this file: `tests/jax2tf/test_private_apis.py` fails when the names belo
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-
-from jax._src import config as _config
 from jax._src.interpreters import mlir as _mlir
 from jax._src.lib import _jax
 from jaxlib.mlir import ir, passmanager
@@ -50,9 +47,3 @@ def written_version() -> str:
 def oldest_version() -> str:
     """Returns the oldest StableHLO version that the installed JAX can write."""
     return stablehlo.get_minimum_version()
-
-
-def trace_context() -> Hashable:
-    """Returns the settings of JAX that a trace depends on (x64, matmul precision, PRNG, ...), as `jax.jit` keys by them."""
-    context: Hashable = _config.trace_context()
-    return context

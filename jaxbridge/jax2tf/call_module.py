@@ -13,6 +13,7 @@ import tensorflow as tf
 from jaxbridge.errors import ConversionError
 from jaxbridge.jax2tf import _tf_private
 from jaxbridge.jax2tf.lowering import LoweredModule
+from jaxbridge.jax2tf.statistics import count
 
 #: Constraints between sizes are checked by `convert` itself, in a way that allows a batch of 0 rows; JAX's own
 #: assertions in the module say that every symbol is at least 1.
@@ -29,6 +30,7 @@ def emit(module: LoweredModule, args: Sequence[Any]) -> list[Any]:
     Raises:
         ConversionError: the installed TensorFlow is too old for the calling convention of the installed JAX.
     """
+    count("emissions")
     newest = _tf_private.maximum_calling_convention()
     if module.calling_convention > newest:
         raise ConversionError(

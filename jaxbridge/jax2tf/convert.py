@@ -14,17 +14,17 @@ import numpy as np
 import tensorflow as tf
 
 from jaxbridge.core import dims
+from jaxbridge.core._jax_private import trace_context
+from jaxbridge.core.canonical import canonical_key
+from jaxbridge.core.programs import MADE_KEPT, PROGRAMS, Program
 from jaxbridge.core.shapes import Signature, make_signature
 from jaxbridge.core.tree_paths import path_text
 from jaxbridge.errors import ConversionError, ShapeError
-from jaxbridge.jax2tf import _jax_private
 from jaxbridge.jax2tf.call_module import jax_dtype, tf_dtype
 from jaxbridge.jax2tf.gradients import Differentiable
 from jaxbridge.jax2tf.lowering import LoweringOptions
 from jaxbridge.jax2tf.platforms import PLATFORMS
-
-#: How many conversions of one function are kept (one per structure, dtypes and declared shapes of the arguments).
-_CONVERSIONS_KEPT = 64
+from jaxbridge.jax2tf.statistics import count
 
 
 def convert(
@@ -87,7 +87,7 @@ def convert(
         tuple(native_serialization_disabled_checks),
         stablehlo_version,
     )
-    conversions = _ConversionCache(lambda treedef, signature: Conversion(fun_jax, treedef, signature, options))
+    conversions = _Conversions(fun_jax, options)
     constraints = tuple(polymorphic_constraints)
 
     def converted(*args: Any, **kwargs: Any) -> Any:
@@ -114,6 +114,7 @@ class Conversion:
         out_trees: list[Any] = []
 
         def flat(*values: Any) -> list[Any]:
+            count("traces")
             args, kwargs = jax.tree.unflatten(treedef, values)
             leaves, out_tree = jax.tree.flatten(fn(*args, **kwargs))
             out_trees[:] = [out_tree]
@@ -135,23 +136,31 @@ class Conversion:
         return jax.tree.unflatten(self._out_trees[0], outs)
 
 
-class _ConversionCache:
-    """The conversions of one function, the least recently used leaving first."""
+class _Conversions:
+    """The conversions of one function, the least recently used leaving first; equal functions share theirs."""
 
-    def __init__(self, make: Callable[[Any, Signature], Conversion]):
-        self._make = make
-        self._kept: collections.OrderedDict[Any, Conversion] = collections.OrderedDict()
+    def __init__(self, fun_jax: Callable[..., Any], options: LoweringOptions):
+        self._fun_jax, self._options = fun_jax, options
+        self._kept: collections.OrderedDict[Any, tuple[Program, Conversion]] = collections.OrderedDict()
         self._lock = threading.RLock()
 
     def get(self, treedef: Any, signature: Signature) -> Conversion:
-        key = (treedef, signature, _jax_private.trace_context())
+        key = (treedef, signature, trace_context())
         with self._lock:
-            if key not in self._kept:
-                self._kept[key] = self._make(treedef, signature)
-                if len(self._kept) > _CONVERSIONS_KEPT:
+            if key in self._kept:
+                count("cache_hits")
+            else:
+                # Now, not when `convert` was called: the key holds the globals that the trace is about to read.
+                program = PROGRAMS.get(canonical_key(self._fun_jax), lambda: self._fun_jax)
+                conversion = program.once(
+                    ("converted", treedef, signature, self._options),
+                    lambda: Conversion(program.fn, treedef, signature, self._options),
+                )
+                self._kept[key] = program, conversion
+                if len(self._kept) > MADE_KEPT:
                     self._kept.popitem(last=False)
             self._kept.move_to_end(key)
-            return self._kept[key]
+            return self._kept[key][1]
 
 
 def _checked_platforms(platforms: Sequence[str] | None) -> tuple[str, ...] | None:

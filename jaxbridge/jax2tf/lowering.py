@@ -10,6 +10,7 @@ import jax
 import jax.export
 
 from jaxbridge.jax2tf import _jax_private, stablehlo
+from jaxbridge.jax2tf.statistics import count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +55,7 @@ class LoweredModule:
 
 def lower(jitted: Any, structs: Sequence[jax.ShapeDtypeStruct], options: LoweringOptions) -> LoweredModule:
     """Lowers a `jax.jit` function over flat arrays, which returns a tuple of arrays, for these shapes and dtypes."""
+    count("lowerings")
     exported = jax.export.export(jitted, platforms=options.platforms, disabled_checks=options.disabled_checks)(*structs)
     text = _jax_private.portable_module(exported.mlir_module())
     return LoweredModule(

@@ -4,7 +4,10 @@ import gc
 import weakref
 
 import jax
+import pytest
 
+from jaxbridge.core import programs
+from jaxbridge.core._jax_private import trace_context
 from jaxbridge.core.programs import Program, ProgramCache
 
 
@@ -23,6 +26,33 @@ def test_a_program_makes_a_thing_once_per_setting_of_jax():
     with jax.default_matmul_precision("float32"):
         assert program.once("k", make) == 2
     assert program.once("k", make) == 1
+
+
+SETTINGS = {
+    "x64": lambda: jax.enable_x64(True),
+    "matmul precision": lambda: jax.default_matmul_precision("highest"),
+    "prng": lambda: jax.default_prng_impl("rbg"),
+    "rank promotion": lambda: jax.numpy_rank_promotion("raise"),
+    "no jit": jax.disable_jit,
+    "mesh": lambda: jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((2,), ("x",))),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_context_of_a_trace_follows_the_settings(name):
+    before = trace_context()
+    assert hash(before) == hash(trace_context()) and before == trace_context()
+    with SETTINGS[name]():
+        assert before != trace_context()
+    assert before == trace_context()
+
+
+def test_only_the_last_things_made_are_kept(monkeypatch):
+    monkeypatch.setattr(programs, "MADE_KEPT", 2)
+    program, made = Program(len), []
+    for key in ("a", "b", "a", "c", "a", "b"):
+        program.once(key, lambda key=key: made.append(key))
+    assert made == ["a", "b", "c", "b"]
 
 
 def test_programs_outlive_their_layers_only_while_they_are_recent():

@@ -49,15 +49,6 @@ def test_jax_versions():
     assert parse_version(_jax_private.oldest_version()) < parse_version(_jax_private.written_version())
 
 
-def test_jax_trace_context_follows_the_configuration():
-    before = _jax_private.trace_context()
-    assert hash(before) == hash(_jax_private.trace_context())
-    assert before == _jax_private.trace_context()
-    with jax.default_matmul_precision("highest"):
-        assert before != _jax_private.trace_context()
-    assert before == _jax_private.trace_context()
-
-
 def test_tf_call_module_runs_what_jax_writes():
     module = _jax_private.serialize_module(
         TEXT, min(_jax_private.written_version(), _tf_private.read_version(), key=parse_version)

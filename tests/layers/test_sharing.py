@@ -5,8 +5,9 @@ import itertools
 import flax.linen as nn
 import keras
 import numpy as np
+import pytest
 
-from jaxbridge import FlaxLayer
+from jaxbridge import FlaxLayer, jax2tf
 from jaxbridge.core.programs import PROGRAMS
 
 TRACES = itertools.count()  # unlike a list, nothing that a canonical key would look into
@@ -59,3 +60,32 @@ def test_shared_functions_do_not_share_weights_or_draws():
     outputs = [keras.ops.convert_to_numpy(layer(x, training=True)) for layer in (first, second)]
     assert not np.array_equal(*outputs)
     assert first.weights[0] is not second.weights[0]
+
+
+@pytest.mark.keras_backends("tensorflow")
+def test_a_second_model_of_equal_blocks_lowers_nothing():
+    fitted(2)
+    before = jax2tf.stats()
+    fitted(3)
+    made = jax2tf.stats() - before
+    assert (made.traces, made.lowerings) == (0, 0) and made.emissions > 0
+
+
+@pytest.mark.keras_backends("tensorflow")
+def test_eight_eager_batch_sizes_are_one_trace():
+    PROGRAMS.clear()
+    layer = FlaxLayer(Block())
+    layer(keras.KerasTensor((None, 4)))
+    before = jax2tf.stats()
+    traces, _ = traces_of(lambda: [layer(np.ones((b, 4), "float32")) for b in range(1, 9)])
+    made = jax2tf.stats() - before
+    assert traces <= 1 and (made.lowerings, made.emissions) == (1, 1)
+
+
+def test_a_second_eager_call_traces_nothing():
+    layer = FlaxLayer(Block())
+    x = np.ones((4, 4), "float32")
+    for training in (False, True):
+        layer(x, training=training)
+        again, _ = traces_of(lambda training=training: layer(x, training=training))
+        assert again == 0
