@@ -1,0 +1,1 @@
+"""The speed of jaxbridge beside its peers: `python -m benchmarks.speed`."""

@@ -1,0 +1,52 @@
+"""Times of callables in alternating rounds, and of processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+#: A round of calls of one peer takes about this long, so that the clock and a stray interrupt do not count.
+SECONDS_PER_ROUND = 0.1
+
+
+def alternating(peers: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """Returns the median seconds per call of each peer; the peers take turns, so that a busy machine hits all alike."""
+    calls = {}
+    for name, call in peers.items():
+        call(), call()
+        start = time.perf_counter()
+        call()
+        calls[name] = max(1, int(SECONDS_PER_ROUND / (time.perf_counter() - start)))
+    times: dict[str, list[float]] = {name: [] for name in peers}
+    for _ in range(rounds):
+        for name, call in peers.items():
+            start = time.perf_counter()
+            for _ in range(calls[name]):
+                call()
+            times[name].append((time.perf_counter() - start) / calls[name])
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def in_process(backend: str, *arguments: str) -> Any:
+    """Returns what `python -m benchmarks.speed.worker ARGUMENTS` prints as JSON in its last line; a text if it fails."""
+    environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    result = subprocess.run(
+        [sys.executable, "-m", "benchmarks.speed.worker", *arguments],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if result.returncode != 0:
+        lines = [line for line in result.stderr.strip().splitlines() if "Error" in line]
+        return f"error: {lines[-1][:100] if lines else result.returncode}"
+    return json.loads(result.stdout.strip().splitlines()[-1])
