@@ -49,8 +49,8 @@ def floor_of_eager_call() -> Callable[[], Callable[[], Any]]:
     if BACKEND == "jax":
         module = models.MLP(models.SMALL)
         variables = module.init(jax.random.key(0), x)
-        function, tensor = jax.jit(lambda x: module.apply(variables, x)), jnp.asarray(x)
-        wait = jax.block_until_ready
+        compiled, tensor, wait = jax.jit(module.apply), jnp.asarray(x), jax.block_until_ready
+        function = lambda x: compiled(variables, x)
     else:
         import tensorflow as tf
 

@@ -109,7 +109,10 @@ class _Lifted:
         return Conversion(self._fn, self._treedef, signature, self._options)
 
     def __call__(self, params: list[Any], state: list[Any], seeds: Any, leaves: list[Any]) -> tuple[Any, list[Any]]:
-        tensors = [tf.convert_to_tensor(tensor) for tensor in jax.tree.leaves((params, state, seeds, leaves))]
+        tensors = [
+            tensor if isinstance(tensor, tf.Tensor) else tf.convert_to_tensor(tensor)
+            for tensor in jax.tree.leaves((params, state, seeds, leaves))
+        ]
         if self._inputs.declared:
             given = [tensor.shape for tensor in tensors[len(tensors) - len(leaves) :]]
             if all(shape.is_fully_defined() for shape in given):  # else the graph holds assertions
@@ -132,9 +135,9 @@ class _Lifted:
                 ]
                 self._functions[key] = tf.function(
                     lambda *args: conversion(args, True, key[1]), input_signature=signature, autograph=False
-                )
+                ).get_concrete_function()
             function = self._functions[key]
-        return function(*tensors)
+        return _tf_private.call_flat(function, tensors)
 
     def _at_static_sizes(self, leaves: list[Any]) -> Conversion:
         """Returns the conversion for exactly these sizes, for functions that cannot be traced with symbols."""

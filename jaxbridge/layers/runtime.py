@@ -13,9 +13,10 @@ import numpy as np
 
 from jaxbridge import backends
 from jaxbridge.backends.base import Backend
+from jaxbridge.core._jax_private import trace_context
 from jaxbridge.core.canonical import canonical_key
 from jaxbridge.core.ladder import infer_outputs
-from jaxbridge.core.programs import PROGRAMS, Program
+from jaxbridge.core.programs import MADE_KEPT, PROGRAMS, Program
 from jaxbridge.core.pure_model import CallInputs, PureModel
 from jaxbridge.core.shapes import ArraySpec, Signature, make_signature
 from jaxbridge.errors import ShapeError
@@ -82,6 +83,7 @@ class Runtime:
         self.seen: SeenInputs | None = None
         self._programs: dict[Any, Program] = {}
         self._signatures: dict[Any, Signature] = {}
+        self._lifted: dict[Any, Any] = {}
 
     @functools.cached_property
     def key(self) -> Hashable | None:
@@ -167,15 +169,22 @@ class Runtime:
 
     def lifted(self, inputs: SeenInputs, training: bool, variables: tuple[list[Any], list[Any], Any]) -> Any:
         """Returns the pure function on the backend's tensors, made once for what determines it."""
-        signature = self.signature(inputs)
         arrays, treedef = jax.tree.flatten(variables)
-        dtypes = tuple(keras.backend.standardize_dtype(array.dtype) for array in arrays)
+        dtypes = tuple([_dtype_name(array.dtype) for array in arrays])
         platforms = backends.platforms_in_effect(self.platforms)
-        program = self.program(inputs.structure, training)
-        return program.once(
-            ("lifted", signature, treedef, dtypes, platforms),
-            lambda: self.backend.lift(program.fn, variables, signature, platforms),
-        )
+        # Looked up by every call outside of a trace, so before anything that takes longer than a hash.
+        key = (inputs, training, treedef, dtypes, platforms, trace_context())
+        found = self._lifted.get(key)
+        if found is None:
+            signature = self.signature(inputs)
+            program = self.program(inputs.structure, training)
+            found = self._lifted[key] = program.once(
+                ("lifted", signature, treedef, dtypes, platforms),
+                lambda: self.backend.lift(program.fn, variables, signature, platforms),
+            )
+            while len(self._lifted) > MADE_KEPT:
+                self._lifted.pop(next(iter(self._lifted)), None)
+        return found
 
     # Shapes of outputs.
 
@@ -214,10 +223,21 @@ class Runtime:
 
 
 def _spec(leaf: Any, float_dtype: str | None) -> ArraySpec:
-    dtype = keras.backend.standardize_dtype(leaf.dtype)
-    if float_dtype is not None and keras.backend.is_float_dtype(dtype):
-        dtype = float_dtype
-    return ArraySpec(tuple(leaf.shape), np.dtype(jax.dtypes.canonicalize_dtype(dtype)).name)
+    return ArraySpec(tuple(leaf.shape), _dtype_of_input(leaf.dtype, float_dtype, jax.config.jax_enable_x64))
+
+
+@functools.lru_cache(maxsize=256)
+def _dtype_name(dtype: Any) -> str:
+    return keras.backend.standardize_dtype(dtype)
+
+
+@functools.lru_cache(maxsize=256)
+def _dtype_of_input(dtype: Any, float_dtype: str | None, x64: bool) -> str:
+    """Returns the name of the dtype that JAX gives an input; `x64` is the setting in effect, for the cache."""
+    name = keras.backend.standardize_dtype(dtype)
+    if float_dtype is not None and keras.backend.is_float_dtype(name):
+        name = float_dtype
+    return np.dtype(jax.dtypes.canonicalize_dtype(name)).name
 
 
 def _variable_struct(variable: keras.Variable) -> jax.ShapeDtypeStruct:

@@ -100,3 +100,19 @@ def test_tf_is_recorded():
         traced(x)
         captured()
     assert seen == [False, True, True]
+
+
+def test_tf_call_flat_gives_what_the_public_call_gives():
+    scale = tf.Variable(2.0)
+    function = tf.function(
+        lambda x, y: {"a": scale * x, "b": (y, None)},
+        input_signature=[tf.TensorSpec((None,)), tf.TensorSpec((), tf.int32)],
+        autograph=False,
+    ).get_concrete_function()
+    x, y = tf.constant([1.0, 2.0]), tf.constant(3)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        outs = _tf_private.call_flat(function, [x, y])
+    assert outs["b"][0] == 3 and outs["b"][1] is None
+    np.testing.assert_allclose(outs["a"], [2.0, 4.0])
+    np.testing.assert_allclose(tape.gradient(outs["a"], x), [2.0, 2.0])
