@@ -170,11 +170,11 @@ class Runtime:
         signature = self.signature(inputs)
         arrays, treedef = jax.tree.flatten(variables)
         dtypes = tuple(keras.backend.standardize_dtype(array.dtype) for array in arrays)
-        platforms = backends.platforms_in_effect(self.platforms)
+        lowering = backends.lowering_in_effect(self.platforms)
         program = self.program(inputs.structure, training)
         return program.once(
-            ("lifted", signature, treedef, dtypes, platforms),
-            lambda: self.backend.lift(program.fn, variables, signature, platforms),
+            ("lifted", signature, treedef, dtypes, lowering),
+            lambda: self.backend.lift(program.fn, variables, signature, lowering),
         )
 
     # Shapes of outputs.
