@@ -47,7 +47,8 @@ def fitted(case: cases.Case, model: keras.Model) -> None:
 
 
 def exported(case: cases.Case, model: keras.Model, folder: Path) -> dict[str, np.ndarray]:
-    report = jaxbridge.export_saved_model(model, folder / case.name, verify=False)
+    options = cases.FOURS if case.name == "fours" else {}
+    report = jaxbridge.export_saved_model(model, folder / case.name, verify=False, **options)
     x = case.model_input(5)
     arrays = {f"0/{n}": a for n, a in zip(report.inputs, keras.tree.flatten(x), strict=True)}
     np.savez(folder / f"{case.name}.npz", **arrays)
