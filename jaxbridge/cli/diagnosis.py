@@ -137,7 +137,9 @@ def _self_test(backend: str, with_tensorflow: bool) -> Iterator[Check]:
     for line in result.stdout.splitlines():
         if line.startswith("STEP "):
             step = json.loads(line[5:])
-            yield Check(f"{name}: {step['name']}", "fails" if step["error"] else "works", step["error"] or step["detail"])
+            yield Check(
+                f"{name}: {step['name']}", "fails" if step["error"] else "works", step["error"] or step["detail"]
+            )
     if result.returncode != 0:
         last = (result.stderr.strip().splitlines() or [""])[-1]
         yield Check(name, "fails", f"ended with exit code {result.returncode}: {last[:500]}")

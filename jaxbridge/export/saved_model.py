@@ -102,8 +102,9 @@ def export_saved_model(
 
     Raises:
         ConversionError: the target is unknown, or an op needs a newer StableHLO than it reads.
-        ExportError: the model is not built, it would not run on this machine's platform, `path` holds something else, or what was written cannot be served or gives
-            other results. Nothing is left at `path` then.
+        ExportError: the model is not built, none of the platforms is this machine's (where it is to be verified), `path`
+            holds something else, or what was written cannot be served or gives other results. Nothing is left at `path`
+            then.
         ShapeError: the model cannot be traced with its unknown sizes.
         MissingDependencyError: TensorFlow is not installed.
 

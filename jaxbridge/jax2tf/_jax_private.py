@@ -33,9 +33,7 @@ _PASSES = "builtin.module(func.func(stablehlo-legalize-composite-to-call))"
 _SHAPE_ASSERTION = "stablehlo.custom_call @shape_assertion("
 
 
-def portable_module(
-    mlir_text: str, *, shardings: bool = True, accuracies: bool = True, locations: bool = False
-) -> str:
+def portable_module(mlir_text: str, *, shardings: bool = True, accuracies: bool = True, locations: bool = False) -> str:
     """Returns a module's text in the form every reader takes: composites as calls, no debug locations, no assertions.
 
     Args:

@@ -17,7 +17,8 @@ def install() -> None:
     """Puts jaxbridge's `convert` under `jax.experimental.jax2tf.convert`, for the whole process.
 
     Keras' exporter on its JAX backend, orbax-export and other libraries then write SavedModels that the installed
-    TensorFlow reads, on the platform that it sees and on "cpu" where they name none. Never done on import; `uninstall` takes it away again. Calling it twice is the same as once.
+    TensorFlow reads; where they name no platforms, for the one that it sees and for "cpu". Never done on import;
+    `uninstall` takes it away again. Calling it twice is the same as once.
 
     Example:
         >>> from jaxbridge import jax2tf

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 _FIRST_WITH_ACCURACY = (1, 9, 0)
 
 #: "<where>: error: failed to legalize operation 'vhlo.exponential_v2'", as jaxlib says that an op is too new.
-_TOO_NEW = re.compile(r"^(?:Detailed error from MLIR: )?(\S+?):(\d+):\d+: error: failed to legalize operation '([^']+)'", re.M)
+_TOO_NEW = re.compile(
+    r"^(?:Detailed error from MLIR: )?(\S+?):(\d+):\d+: error: failed to legalize operation '([^']+)'", re.M
+)
 
 
 def parse_version(version: str) -> tuple[int, ...]:

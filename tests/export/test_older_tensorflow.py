@@ -22,7 +22,7 @@ from tests.export.models import bridge, mixed  # noqa: E402
 @pytest.fixture(scope="module")
 def tensorflow_2_18(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("tf2.18")
-    return _environments.make(folder / "venv", "3.12", ["tensorflow-cpu==2.18.*", "setuptools<80"])
+    return _environments.make(folder / "venv", "3.11", ["tensorflow-cpu==2.18.*", "setuptools<80"])
 
 
 def sorting() -> keras.Model:
@@ -46,11 +46,16 @@ def test_served_by_tensorflow_2_18(tensorflow_2_18, tmp_path):
     for name, make in MODELS.items():
         model = make()
         report = export_saved_model(model, tmp_path / name, target="tensorflow==2.18")
-        arrays = {n: np.random.default_rng(0).normal(size=(3, 6, 4)[3 - len(s) :] if len(s) == 3 else (3, s[-1])) for n, (s, _) in report.inputs.items()}
+        arrays = {
+            n: np.random.default_rng(0).normal(size=(3, 6, 4)[3 - len(s) :] if len(s) == 3 else (3, s[-1]))
+            for n, (s, _) in report.inputs.items()
+        }
         arrays = {n: array.astype("float32") for n, array in arrays.items()}
         np.savez(tmp_path / f"{name}.npz", **{f"0/{n}": array for n, array in arrays.items()})
         outputs = model(arrays if name == "mixed" else arrays["x"])
-        expected[name] = dict(zip(report.outputs, map(keras.ops.convert_to_numpy, keras.tree.flatten(outputs)), strict=True))
+        expected[name] = dict(
+            zip(report.outputs, map(keras.ops.convert_to_numpy, keras.tree.flatten(outputs)), strict=True)
+        )
     serving = subprocess.run(
         [str(tensorflow_2_18), "-P", str(ROOT / "tests" / "export" / "serve_all.py"), str(tmp_path)],
         capture_output=True,

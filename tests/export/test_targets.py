@@ -68,7 +68,9 @@ def test_a_target_leaves_later_conversions_alone(tmp_path):
 @pytest.mark.parametrize("target", ["tensorflow==2.18", "1.7.3"])
 def test_an_op_that_the_target_lacks_leaves_no_files(tmp_path, target):
     model = model_of(lambda inputs: inputs.astype(jnp.float4_e2m1fn).astype(jnp.float32))
-    with pytest.raises(ConversionError, match=r"`stablehlo.convert` \(.*test_targets.py:\d+\) .* needs StableHLO 1\.8\.0"):
+    with pytest.raises(
+        ConversionError, match=r"`stablehlo.convert` \(.*test_targets.py:\d+\) .* needs StableHLO 1\.8\.0"
+    ):
         export_saved_model(model, tmp_path / "served", target=target)
     assert list(tmp_path.iterdir()) == []
 

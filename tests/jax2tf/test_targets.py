@@ -1,6 +1,7 @@
 """Modules written for an older TensorFlow: what is in them, and what is refused."""
 
 import contextlib
+import itertools
 import threading
 import warnings
 from typing import Any
@@ -51,7 +52,7 @@ def op_of(fn: Any, target: str | None, shapes: Any = None) -> Any:
 def test_the_table_is_ordered_and_holds_the_installed_release():
     rows = list(releases().values())
     assert len(rows) >= 8
-    for older, newer in zip(rows, rows[1:], strict=False):
+    for older, newer in itertools.pairwise(rows):
         assert parse_version(older.stablehlo) <= parse_version(newer.stablehlo)
         assert older.calling_convention <= newer.calling_convention
     row = releases()[tf.__version__]
