@@ -186,6 +186,7 @@ def main() -> None:
                     (options.logs / f"{environment.name}-{backend}.log").write_text(text)
         print("   " + "; ".join(f"{backend}: {cell(row, backend)}" for backend in BACKENDS), flush=True)
         RESULTS.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        write_table(rows)
     write_table(rows)
 
 
