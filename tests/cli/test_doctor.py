@@ -112,11 +112,10 @@ def test_the_tables():
         assert text in result.stdout
 
 
-@pytest.mark.parametrize("package", ["click", "rich"])
-def test_without_the_extra(package: str):
-    result = run("doctor", blocked=(package,))
+def test_without_the_extra():
+    result = run("doctor", blocked=("click",))
     assert result.returncode == 1
-    assert f"The command `jaxbridge` needs {package}, which is not installed." in result.stderr
+    assert "The command `jaxbridge` needs click, which is not installed." in result.stderr
     assert "pip install 'jaxbridge[cli]'" in result.stderr
 
 
