@@ -13,6 +13,8 @@ EXTRAS = {
     "flax": ("flax", "flax"),
     "haiku": ("dm-haiku", "haiku"),
     "equinox": ("equinox", "equinox"),
+    "click": ("click", "cli"),
+    "rich": ("rich", "cli"),
 }
 
 

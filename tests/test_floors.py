@@ -35,7 +35,8 @@ FLOORS: dict[str, tuple[set[str], set[str]]] = {
     "stages": (UNDER_EXPORT, {*ARRAYS, "keras"}),
     "export": (UNDER_EXPORT, {*ARRAYS, "keras", "tensorflow"}),
     "testing": (UNDER_CLI - {"testing"}, {*ARRAYS, "keras", "tensorflow", "pytest"}),
-    "cli": (UNDER_CLI, {*ARRAYS, "keras", "tensorflow"}),
+    "cli": (UNDER_CLI, {*ARRAYS, "keras", "tensorflow", "click", "rich"}),
+    "__main__": ({"cli"}, set()),
     "__init__": (UNDER_CLI, set()),
 }
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
 import functools
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import keras
 
-from jaxbridge.backends.base import Backend
+from jaxbridge.backends.base import Backend, Lowering
 from jaxbridge.errors import UnsupportedBackendError
 
 _FILES = {"jax": "jaxbridge.backends.jax", "tensorflow": "jaxbridge.backends.tensorflow"}
@@ -38,19 +39,20 @@ def current() -> Backend:
     return importlib.import_module(_FILES[name]).BACKEND
 
 
-_platforms: contextvars.ContextVar[tuple[str, ...] | None] = contextvars.ContextVar("platforms", default=None)
+_lowering: contextvars.ContextVar[Lowering] = contextvars.ContextVar("lowering", default=Lowering())  # noqa: B039 (frozen)
 
 
 @contextlib.contextmanager
-def platforms(names: Sequence[str]) -> Iterator[None]:
-    """Returns a context in which every layer is lowered for these platforms, whatever it was made with."""
-    token = _platforms.set(tuple(names))
+def lowered_for(lowering: Lowering) -> Iterator[None]:
+    """Returns a context in which every layer is lowered for this, whatever it was made with."""
+    token = _lowering.set(lowering)
     try:
         yield
     finally:
-        _platforms.reset(token)
+        _lowering.reset(token)
 
 
-def platforms_in_effect(own: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    """Returns the platforms to lower for: those of the context, else `own`."""
-    return _platforms.get() or own
+def lowering_in_effect(own_platforms: tuple[str, ...] | None) -> Lowering:
+    """Returns what to lower for: that of the context, with a layer's own platforms where it names none."""
+    lowering = _lowering.get()
+    return lowering if lowering.platforms else dataclasses.replace(lowering, platforms=own_platforms)

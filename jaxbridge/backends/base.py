@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,19 @@ from jaxbridge.core.shapes import Signature
 #: `fn(params, state, seeds, inputs) -> (outputs, new_state)`: lists of arrays, a pytree of seed states (or None), a list
 #: of arrays; a pytree of arrays and a list of arrays.
 PureFunction = Callable[[list[Any], list[Any], Any, list[Any]], tuple[Any, list[Any]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Lowering:
+    """What JAX functions are lowered for, where they become TensorFlow ones.
+
+    Attributes:
+        platforms: such as ("cpu", "cuda"); None for the one that TensorFlow sees, plus "cpu".
+        target: such as "tensorflow==2.18"; None for the installed TensorFlow.
+    """
+
+    platforms: tuple[str, ...] | None = None
+    target: str | None = None
 
 
 class Backend(abc.ABC):
@@ -29,7 +43,7 @@ class Backend(abc.ABC):
         fn: PureFunction,
         variables: tuple[list[Any], list[Any], Any],
         inputs: Signature,
-        platforms: Sequence[str] | None,
+        lowering: Lowering,
     ) -> PureFunction:
         """Makes a pure JAX function callable on this backend's tensors.
 
@@ -41,7 +55,7 @@ class Backend(abc.ABC):
             fn: the function.
             variables: an example of its first three arguments, for their structure, shapes and dtypes.
             inputs: shapes and dtypes of its fourth argument.
-            platforms: platforms to lower for; None for the one in use, plus "cpu".
+            lowering: what it is lowered for.
         """
 
     @abc.abstractmethod
@@ -66,7 +80,7 @@ class Backend(abc.ABC):
         fn: Callable[[Sequence[Any], Sequence[Any]], tuple[Any, list[Any]]],
         variables: Sequence[Any],
         inputs: Signature,
-        platforms: Sequence[str],
+        lowering: Lowering,
     ) -> Callable[[list[Any], list[Any]], tuple[Any, list[Any]]]:
         """Makes a function of this backend's tensors callable on TensorFlow tensors, inside a `tf.function`.
 
@@ -74,7 +88,7 @@ class Backend(abc.ABC):
             fn: `fn(variables, inputs) -> (outputs, new_state)`, of lists of this backend's tensors.
             variables: an example of its first argument, as TensorFlow variables.
             inputs: shapes and dtypes of its second argument.
-            platforms: platforms to lower for.
+            lowering: what it is lowered for.
         """
 
     @abc.abstractmethod

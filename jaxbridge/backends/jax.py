@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxbridge.backends.base import Backend, PureFunction
+from jaxbridge.backends.base import Backend, Lowering, PureFunction
 from jaxbridge.core.jaxprs import warn_closed_over
 from jaxbridge.core.shapes import Signature
 
@@ -23,7 +23,7 @@ class JaxBackend(Backend):
         fn: PureFunction,
         variables: tuple[list[Any], list[Any], Any],
         inputs: Signature,
-        platforms: Sequence[str] | None,
+        lowering: Lowering,
     ) -> PureFunction:
         # Also inside a trace: the inner jit keeps the function's jaxpr for the next layer call of the same shapes.
         jitted = jax.jit(fn)
@@ -66,7 +66,7 @@ class JaxBackend(Backend):
         fn: Callable[[Sequence[Any], Sequence[Any]], tuple[Any, list[Any]]],
         variables: Sequence[Any],
         inputs: Signature,
-        platforms: Sequence[str],
+        lowering: Lowering,
     ) -> Callable[[list[Any], list[Any]], tuple[Any, list[Any]]]:
         # The whole model is one function and is converted as one; TensorFlow is needed only from here on.
         from jaxbridge.jax2tf import convert
@@ -76,7 +76,8 @@ class JaxBackend(Backend):
             fn,
             polymorphic_shapes=texts,
             polymorphic_constraints=inputs.constraints,
-            native_serialization_platforms=tuple(platforms),
+            native_serialization_platforms=lowering.platforms,
+            stablehlo_version=lowering.target,
         )
         return lambda values, tensors: converted(values, tensors)
 

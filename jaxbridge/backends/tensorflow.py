@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jaxbridge._optional import require
-from jaxbridge.backends.base import Backend, PureFunction
+from jaxbridge.backends.base import Backend, Lowering, PureFunction
 from jaxbridge.core.jaxprs import warn_closed_over
 from jaxbridge.core.ladder import unknown_shape_error
 from jaxbridge.core.shapes import Signature
@@ -38,9 +38,10 @@ class TensorFlowBackend(Backend):
         fn: PureFunction,
         variables: tuple[list[Any], list[Any], Any],
         inputs: Signature,
-        platforms: Sequence[str] | None,
+        lowering: Lowering,
     ) -> PureFunction:
-        return _Lifted(fn, variables, inputs, LoweringOptions(tuple(platforms or default_platforms())))
+        options = LoweringOptions(lowering.platforms or default_platforms(), target=lowering.target)
+        return _Lifted(fn, variables, inputs, options)
 
     def build_scope(self) -> contextlib.AbstractContextManager[Any]:
         return tf.init_scope()
@@ -64,7 +65,7 @@ class TensorFlowBackend(Backend):
         fn: Callable[[Sequence[Any], Sequence[Any]], tuple[Any, list[Any]]],
         variables: Sequence[Any],
         inputs: Signature,
-        platforms: Sequence[str],
+        lowering: Lowering,
     ) -> Callable[[list[Any], list[Any]], tuple[Any, list[Any]]]:
         return fn
 

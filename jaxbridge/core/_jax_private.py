@@ -6,6 +6,7 @@ from collections.abc import Hashable
 
 import jax
 from jax._src import config as _config
+from jaxlib.mlir.dialects import stablehlo as _stablehlo
 
 
 def trace_context() -> Hashable:
@@ -16,3 +17,13 @@ def trace_context() -> Hashable:
     """
     # Which PRNG `jax.random.key` makes is not part of what jit keys by.
     return _config.trace_context(), jax.config.jax_default_prng_impl
+
+
+def written_version() -> str:
+    """Returns the newest StableHLO version that the installed JAX can write."""
+    return _stablehlo.get_current_version()
+
+
+def oldest_version() -> str:
+    """Returns the oldest StableHLO version that the installed JAX can write."""
+    return _stablehlo.get_minimum_version()

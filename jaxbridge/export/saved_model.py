@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
 from jaxbridge import backends
 from jaxbridge._optional import require
+from jaxbridge.backends.base import Lowering
 from jaxbridge.errors import ExportError, JaxBridgeError, ShapeError
 from jaxbridge.export.endpoint import Endpoint, host_array, make_endpoint
 from jaxbridge.export.verify import Verification, compare_served, runs_on_made_up_inputs
+
+if TYPE_CHECKING:
+    from jaxbridge.jax2tf.targets import Target
 
 _SIGNATURE = "serving_default"
 
@@ -35,8 +41,10 @@ class ExportReport:
         weights_bytes: size of the values of the variables.
         graph_bytes: size of `saved_model.pb`.
         platforms: the platforms it runs on.
+        target: what it was written for: the TensorFlow release or StableHLO version, and what that reads. The file
+            `assets.extra/jaxbridge.json` in the SavedModel says the same.
         has_gradients: whether it can be differentiated (once); if not, calling it under a gradient tape raises.
-        verification: how it was compared with the model; None where that was not asked for.
+        verification: how it was compared with the model, and in which TensorFlow; None where that was not asked for.
     """
 
     path: Path
@@ -46,6 +54,7 @@ class ExportReport:
     weights_bytes: int
     graph_bytes: int
     platforms: tuple[str, ...]
+    target: Target
     has_gradients: bool
     verification: Verification | None
 
@@ -55,6 +64,7 @@ def export_saved_model(
     path: str | os.PathLike[str],
     *,
     platforms: Sequence[str] | None = None,
+    target: str | None = None,
     training: bool = False,
     inputs: Any = None,
     polymorphic_shapes: Any = None,
@@ -73,7 +83,10 @@ def export_saved_model(
         model: the model, built.
         path: the directory to write. An existing SavedModel there is replaced.
         platforms: platforms to run on, out of "cpu", "cuda", "rocm" and "tpu"; None for the one TensorFlow sees, plus
-            "cpu". The devices need not be there.
+            "cpu". The devices need not be there; without the one that TensorFlow sees here, pass `verify=False`.
+        target: what to write for: "tensorflow==2.18" (that release and all newer ones serve it), a StableHLO version such
+            as "1.9.0", or None for the installed TensorFlow. The comparison runs in the installed TensorFlow all the same,
+            which reads what older ones read.
         training: whether the endpoint calls the model in training mode.
         inputs: the model's inputs, in its structure, as `keras.KerasTensor`s (None for unknown sizes) or arrays; needed
             only for subclassed models whose inputs are not floats.
@@ -88,8 +101,10 @@ def export_saved_model(
         names, and a function `serve` that takes the inputs in the model's structure.
 
     Raises:
-        ExportError: the model is not built, `path` holds something else, or what was written cannot be served or gives
-            other results. Nothing is left at `path` then.
+        ConversionError: the target is unknown, or an op needs a newer StableHLO than it reads.
+        ExportError: the model is not built, none of the platforms is this machine's (where it is to be verified), `path`
+            holds something else, or what was written cannot be served or gives other results. Nothing is left at `path`
+            then.
         ShapeError: the model cannot be traced with its unknown sizes.
         MissingDependencyError: TensorFlow is not installed.
 
@@ -99,16 +114,20 @@ def export_saved_model(
         served.signatures["serving_default"](images=images)["logits"]
     """
     require("tensorflow", "Exporting a SavedModel")
-    target = Path(path).resolve()  # a symbolic link stays one
-    _check_target(target)
+    from jaxbridge.jax2tf import targets
+
+    directory = Path(path).resolve()  # a symbolic link stays one
+    _check_directory(directory)
     endpoint = make_endpoint(model, training, inputs, polymorphic_shapes, polymorphic_constraints)
-    platforms = _checked_platforms(platforms)
-    with _workshop(target) as folder:
+    lowering = Lowering(_checked_platforms(platforms, verify), target)
+    written_for = targets.resolve(target)
+    with _workshop(directory) as folder:
         written = folder / "model"
-        outputs, has_gradients = _write(endpoint, written, platforms)
+        outputs, has_gradients = _write(endpoint, written, lowering)
+        _describe(written, written_for, lowering)
         verification = compare_served(endpoint, written, _SIGNATURE, verification_inputs) if verify else None
         graph_bytes = (written / "saved_model.pb").stat().st_size
-        _put(written, target, folder / "replaced")
+        _put(written, directory, folder / "replaced")
     return ExportReport(
         path=Path(path),
         inputs=dict(
@@ -122,26 +141,46 @@ def export_saved_model(
         variables=tuple(variable.path for variable in endpoint.variables),
         weights_bytes=sum(host_array(variable).nbytes for variable in endpoint.variables),
         graph_bytes=graph_bytes,
-        platforms=platforms,
+        platforms=lowering.platforms or (),
+        target=written_for,
         has_gradients=has_gradients,
         verification=verification,
     )
 
 
-def _checked_platforms(platforms: Sequence[str] | None) -> tuple[str, ...]:
+def _checked_platforms(platforms: Sequence[str] | None, verify: bool) -> tuple[str, ...]:
     from jaxbridge.jax2tf.platforms import PLATFORMS
 
     if platforms is None:
         return backends.current().serving_platforms()
     if isinstance(platforms, str) or not platforms or not set(platforms) <= set(PLATFORMS):
         raise ExportError(f"`platforms` must be a sequence out of {PLATFORMS}, got {platforms!r}.")
+    here = backends.current().serving_platforms()
+    if verify and not set(platforms) & set(here):
+        raise ExportError(
+            f"An export for {', '.join(platforms)} alone cannot be compared with the model on this machine, where TensorFlow "
+            f"runs on {', '.join(here)}. Write `platforms={(*here, *platforms)!r}`, or pass `verify=False`."
+        )
     return tuple(platforms)
+
+
+def _describe(written: Path, target: Target, lowering: Lowering) -> None:
+    """Writes what the SavedModel was written with and for, into the folder that servers leave to their users."""
+    packages = ("jax", "jaxlib", "keras", "tensorflow", "tensorflow-cpu", "flax")
+    found = {dist.name.lower().replace("_", "-"): dist.version for dist in metadata.distributions()}
+    facts = {
+        "target": dataclasses.asdict(target),
+        "platforms": lowering.platforms,
+        "written_with": {name: found[name] for name in packages if name in found},
+    }
+    (written / "assets.extra").mkdir()
+    (written / "assets.extra" / "jaxbridge.json").write_text(json.dumps(facts, indent=2), encoding="utf-8")
 
 
 # Files: everything is made in a folder beside the target, and put there by renaming.
 
 
-def _check_target(target: Path) -> None:
+def _check_directory(target: Path) -> None:
     if target.exists() and (
         not target.is_dir() or (any(target.iterdir()) and not (target / "saved_model.pb").exists())
     ):
@@ -167,7 +206,7 @@ def _workshop(target: Path) -> Iterator[Path]:
 
 def _put(written: Path, target: Path, replaced: Path) -> None:
     """Renames what was written to the target. What was there before comes back if that fails."""
-    _check_target(target)  # again: an export takes a while
+    _check_directory(target)  # again: an export takes a while
     had_one = target.exists()
     if had_one:
         os.rename(target, replaced)
@@ -182,16 +221,16 @@ def _put(written: Path, target: Path, replaced: Path) -> None:
 # The graph.
 
 
-def _write(endpoint: Endpoint, directory: Path, platforms: tuple[str, ...]) -> tuple[tuple[str, ...], bool]:
+def _write(endpoint: Endpoint, directory: Path, lowering: Lowering) -> tuple[tuple[str, ...], bool]:
     """Writes the SavedModel and returns the names of the outputs, and whether it has gradients."""
     try:
-        with backends.platforms(platforms):
-            module, named = _trace(endpoint, platforms)
+        with backends.lowered_for(lowering):
+            module, named = _trace(endpoint, lowering)
     except JaxBridgeError:
         raise
     except Exception as error:  # whatever the model raises while it is traced
         raise _tracing_error(endpoint, error) from error
-    with backends.platforms(platforms):  # gradients are traced now
+    with backends.lowered_for(lowering):  # gradients are traced now
         try:
             _save(module, named, directory, gradients=True)
             has_gradients = True
@@ -218,7 +257,7 @@ def _save(module: Any, named: Any, directory: Path, gradients: bool) -> None:
     tf.saved_model.save(module, str(directory), signatures={_SIGNATURE: named}, options=options)
 
 
-def _trace(endpoint: Endpoint, platforms: tuple[str, ...]) -> tuple[Any, Any]:
+def _trace(endpoint: Endpoint, lowering: Lowering) -> tuple[Any, Any]:
     """Returns a module with the variables and `serve`, and the function of the signature, both traced."""
     import tensorflow as tf
 
@@ -228,7 +267,7 @@ def _trace(endpoint: Endpoint, platforms: tuple[str, ...]) -> tuple[Any, Any]:
         for v in endpoint.variables
     ]
     module.resources = _resources(endpoint.model)
-    run = backends.current().serving_function(endpoint.call, variables, endpoint.signature, platforms)
+    run = backends.current().serving_function(endpoint.call, variables, endpoint.signature, lowering)
     specs = [
         tf.TensorSpec(shape, dtype, name)
         for shape, dtype, name in zip(endpoint.signature.keras_shapes(), endpoint.dtypes, endpoint.names, strict=True)

@@ -31,10 +31,12 @@ class Verification:
     Attributes:
         input_shapes: the shapes of the inputs of each call.
         max_difference: the largest absolute difference of any output.
+        tensorflow: the version of TensorFlow that served it: the installed one, whatever it was written for.
     """
 
     input_shapes: tuple[tuple[tuple[int, ...], ...], ...]
     max_difference: float
+    tensorflow: str
 
 
 def compare_served(
@@ -54,7 +56,9 @@ def compare_served(
         for name, value in wanted.items():
             largest = max(largest, _difference(name, value, outputs[name], [array.shape for array in case]))
     shapes = tuple(tuple(tuple(array.shape) for array in case) for case in cases)
-    return Verification(shapes, largest)
+    import tensorflow as tf
+
+    return Verification(shapes, largest, tf.__version__)
 
 
 def runs_on_made_up_inputs(endpoint: Endpoint) -> bool:

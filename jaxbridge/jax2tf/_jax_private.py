@@ -1,4 +1,4 @@
-"""What this package needs of JAX and has no public name (tried with jax 0.10 and 0.12).
+"""What this package needs of JAX and has no public name (tried with jax 0.7 to 0.12).
 
 `jax.export` serialises StableHLO at a version of its own choosing, about four weeks old; TensorFlow reads only what its
 release knew. `jaxlib` has a public function that serialises a module's text at a chosen version, but it does not know
@@ -8,10 +8,19 @@ replace this file: `tests/jax2tf/test_private_apis.py` fails when the names belo
 
 from __future__ import annotations
 
+import contextlib
+import re
+from collections.abc import Callable
+from typing import Any
+
+from jax._src import config as _config
 from jax._src.interpreters import mlir as _mlir
 from jax._src.lib import _jax
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import stablehlo
+
+from jaxbridge.core._jax_private import oldest_version as oldest_version
+from jaxbridge.core._jax_private import written_version as written_version
 
 #: Composites (`chlo.top_k`, exact gelu, asinh, ...) keep a decomposition of their own next to the call. With symbolic
 #: sizes TensorFlow's shape refinement does not refine it ("operand has type tensor<3x4xf32>, but decomposition has type
@@ -24,14 +33,84 @@ _PASSES = "builtin.module(func.func(stablehlo-legalize-composite-to-call))"
 _SHAPE_ASSERTION = "stablehlo.custom_call @shape_assertion("
 
 
-def portable_module(mlir_text: str) -> str:
-    """Returns a module's text in the form every reader takes: composites as calls, no debug locations, no assertions."""
+def portable_module(mlir_text: str, *, shardings: bool = True, accuracies: bool = True, locations: bool = False) -> str:
+    """Returns a module's text in the form every reader takes: composites as calls, no debug locations, no assertions.
+
+    Args:
+        mlir_text: the module.
+        shardings: whether annotations of the Shardy partitioner stay.
+        accuracies: whether ops keep the accuracy that was asked of them.
+        locations: whether debug locations stay; they are the author's absolute paths.
+    """
     with _mlir.make_ir_context():
         stablehlo.register_stablehlo_passes()
         module = ir.Module.parse(mlir_text)
         passmanager.PassManager.parse(_PASSES).run(module.operation)
-        lines = str(module).splitlines()
+        if not shardings:
+            _rewrite(module, _without_sharding)
+        if not accuracies:
+            _rewrite(module, _without_accuracy)
+        lines = module.operation.get_asm(enable_debug_info=locations).splitlines()
     return "\n".join(line for line in lines if not line.lstrip().startswith(_SHAPE_ASSERTION))
+
+
+def _rewrite(module: ir.Module, change: Callable[[Any], None]) -> None:
+    found: list[Any] = []
+
+    def visit(operation: Any) -> Any:
+        found.append(operation)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    for operation in found:
+        change(operation)
+
+
+def _without_sharding(operation: Any) -> None:
+    if operation.name == "sdy.sharding_constraint":
+        operation.results[0].replace_all_uses_with(operation.operands[0])
+        operation.erase()
+        return
+    if operation.name == "sdy.mesh":
+        operation.erase()
+        return
+    attributes = operation.attributes
+    for name in [name for name in _names(attributes) if name.startswith("sdy.")]:
+        del attributes[name]
+    for name in ("arg_attrs", "res_attrs"):
+        if name in attributes:
+            kept = [{key: one[key] for key in _names(one) if not key.startswith("sdy.")} for one in attributes[name]]
+            attributes[name] = ir.ArrayAttr.get([ir.DictAttr.get(one) for one in kept])
+
+
+def _names(attributes: Any) -> list[str]:
+    """Returns the names of attributes; iteration gives them, or in older jaxlibs and for dictionaries named attributes."""
+    return [item if isinstance(item, str) else item.name for item in attributes]
+
+
+def _without_accuracy(operation: Any) -> None:
+    if "result_accuracy" in operation.attributes:
+        del operation.attributes["result_accuracy"]
+
+
+def operations_with(mlir_text: str, attribute: str) -> list[tuple[str, str]]:
+    """Returns the name and the source line (see `source_line`) of each operation that has an attribute of this name."""
+    found: list[tuple[str, str]] = []
+    with _mlir.make_ir_context():
+        module = ir.Module.parse(mlir_text)
+
+        def visit(operation: Any) -> None:
+            if attribute in operation.attributes:
+                found.append((operation.name, source_line(str(operation.location))))
+
+        _rewrite(module, visit)
+    return found
+
+
+def source_line(location: str) -> str:
+    """Returns the first "file.py:12" of a debug location's text, the innermost frame that JAX shows; "" if it has none."""
+    match = re.search(r'"([^"]+)":(\d+)', location)
+    return f"{match[1]}:{match[2]}" if match else ""
 
 
 def serialize_module(mlir_text: str, version: str) -> bytes:
@@ -39,11 +118,10 @@ def serialize_module(mlir_text: str, version: str) -> bytes:
     return _jax.mlir.serialize_portable_artifact(mlir_text, version, True)
 
 
-def written_version() -> str:
-    """Returns the newest StableHLO version that the installed JAX can write."""
-    return stablehlo.get_current_version()
+def calling_convention(version: int) -> contextlib.AbstractContextManager[Any]:
+    """Returns a context in which this thread's `jax.export` writes at most this calling convention.
 
-
-def oldest_version() -> str:
-    """Returns the oldest StableHLO version that the installed JAX can write."""
-    return stablehlo.get_minimum_version()
+    `jax.config.update` would do it for every thread.
+    """
+    state = _config.jax_export_calling_convention_version
+    return state(min(version, state.value))

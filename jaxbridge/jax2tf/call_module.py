@@ -26,18 +26,8 @@ def emit(module: LoweredModule, args: Sequence[Any]) -> list[Any]:
     Args:
         module: the lowered function.
         args: a tensor per argument of the function, the unused ones too.
-
-    Raises:
-        ConversionError: the installed TensorFlow is too old for the calling convention of the installed JAX.
     """
     count("emissions")
-    newest = _tf_private.maximum_calling_convention()
-    if module.calling_convention > newest:
-        raise ConversionError(
-            f"The installed TensorFlow {tf.__version__} understands calling convention {newest} of jax.export and the "
-            f"installed JAX {jax.__version__} writes {module.calling_convention}. Upgrade TensorFlow, or set "
-            f"`jax.config.update('jax_export_calling_convention_version', {newest})`."
-        )
     attributes: dict[str, Any] = {}
     if module.calling_convention >= 10:
         attributes["use_shardy_partitioner"] = module.has_shardings

@@ -20,6 +20,7 @@ from jaxbridge.core.programs import MADE_KEPT, PROGRAMS, Program
 from jaxbridge.core.shapes import Signature, make_signature
 from jaxbridge.core.tree_paths import path_text
 from jaxbridge.errors import ConversionError, ShapeError
+from jaxbridge.jax2tf import targets
 from jaxbridge.jax2tf.call_module import jax_dtype, tf_dtype
 from jaxbridge.jax2tf.gradients import Differentiable
 from jaxbridge.jax2tf.lowering import LoweringOptions
@@ -57,7 +58,9 @@ def convert(
         native_serialization_platforms: platforms to lower for, out of "cpu", "cuda", "rocm" and "tpu"; None for JAX's
             default backend.
         native_serialization_disabled_checks: `jax.export.DisabledSafetyCheck`s.
-        stablehlo_version: StableHLO version to write, such as "1.13.0"; None for what the installed TensorFlow reads.
+        stablehlo_version: StableHLO version to write, such as "1.13.0", or a TensorFlow release to write for, such as
+            "tensorflow==2.18"; None for what the installed TensorFlow reads. What the installed TensorFlow and JAX do not
+            know is not written either.
 
     Returns:
         A function that takes and returns pytrees of tensors in place of arrays. Floats and integers of 64 bits are
@@ -68,7 +71,8 @@ def convert(
     only, the gradient runs the forward pass again.
 
     Raises:
-        ConversionError: a platform is unknown, an argument is no tensor, or the installed versions do not fit.
+        ConversionError: a platform or target is unknown, an argument is no tensor, the installed versions do not fit, or
+            an op needs a newer StableHLO than the target reads.
         ShapeError: at a call, a size breaks a declared shape or a constraint.
         DifferentiationError: a gradient is asked of a function that JAX cannot differentiate (`lax.while_loop`); where
             the tape is around a `tf.function`, `tf.errors.InvalidArgumentError` with the same text.
@@ -87,6 +91,7 @@ def convert(
         tuple(native_serialization_disabled_checks),
         stablehlo_version,
     )
+    targets.resolve(stablehlo_version)  # now, so that a mistake is known before a call
     conversions = _Conversions(fun_jax, options)
     constraints = tuple(polymorphic_constraints)
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.export
 
-from jaxbridge.jax2tf import _jax_private, stablehlo
+from jaxbridge.jax2tf import _jax_private, stablehlo, targets
 from jaxbridge.jax2tf.statistics import count
 
 
@@ -20,12 +20,12 @@ class LoweringOptions:
     Attributes:
         platforms: such as ("cpu", "cuda"); None for JAX's default backend.
         disabled_checks: safety checks of `jax.export` to leave out.
-        stablehlo_version: the version to write; None for what the installed TensorFlow reads.
+        target: what to write for, as `targets.resolve` takes it; None for the installed TensorFlow.
     """
 
     platforms: tuple[str, ...] | None = None
     disabled_checks: tuple[Any, ...] = ()
-    stablehlo_version: str | None = None
+    target: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -56,15 +56,18 @@ class LoweredModule:
 def lower(jitted: Any, structs: Sequence[jax.ShapeDtypeStruct], options: LoweringOptions) -> LoweredModule:
     """Lowers a `jax.jit` function over flat arrays, which returns a tuple of arrays, for these shapes and dtypes."""
     count("lowerings")
-    exported = jax.export.export(jitted, platforms=options.platforms, disabled_checks=options.disabled_checks)(*structs)
-    text = _jax_private.portable_module(exported.mlir_module())
+    target = targets.resolve(options.target)
+    with _jax_private.calling_convention(target.calling_convention):
+        export = jax.export.export(jitted, platforms=options.platforms, disabled_checks=options.disabled_checks)
+        exported = export(*structs)
+    serialized, has_shardings = stablehlo.write(exported.mlir_module(), target)
     return LoweredModule(
-        serialized=_jax_private.serialize_module(text, stablehlo.target_version(options.stablehlo_version)),
+        serialized=serialized,
         in_avals=tuple(exported.in_avals),
         out_avals=tuple(exported.out_avals),
         kept=tuple(exported.module_kept_var_idx),
         platforms=tuple(exported.platforms),
         calling_convention=exported.calling_convention_version,
         disabled_checks=tuple(str(check) for check in exported.disabled_safety_checks),
-        has_shardings="sdy." in text,
+        has_shardings=has_shardings,
     )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxbridge.jax2tf.convert import convert
+from jaxbridge.jax2tf.platforms import default_platforms
 
 _installed: list[Any] = []
 
@@ -16,7 +17,8 @@ def install() -> None:
     """Puts jaxbridge's `convert` under `jax.experimental.jax2tf.convert`, for the whole process.
 
     Keras' exporter on its JAX backend, orbax-export and other libraries then write SavedModels that the installed
-    TensorFlow reads. Never done on import; `uninstall` takes it away again. Calling it twice is the same as once.
+    TensorFlow reads; where they name no platforms, for the one that it sees and for "cpu". Never done on import;
+    `uninstall` takes it away again. Calling it twice is the same as once.
 
     Example:
         >>> from jaxbridge import jax2tf
@@ -63,6 +65,8 @@ def _as_jax2tf(original: Callable[..., Any]) -> Callable[..., Any]:
     def patched(fun_jax: Callable[..., Any], **kwargs: Any) -> Callable[..., Any]:
         for deprecated in ("native_serialization", "enable_xla"):
             kwargs.pop(deprecated, None)
+        # jax2tf takes JAX's default backend alone, so that a file written on a machine with a GPU runs on GPUs only.
+        kwargs["native_serialization_platforms"] = kwargs.get("native_serialization_platforms") or default_platforms()
         return convert(fun_jax, **kwargs)
 
     return patched

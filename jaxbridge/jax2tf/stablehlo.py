@@ -1,33 +1,112 @@
-"""Versions of StableHLO: what the installed JAX writes, what the installed TensorFlow reads, and the one to write."""
+"""Modules as bytes of a chosen StableHLO version, or an error that says which op is too new for it."""
 
 from __future__ import annotations
 
+import re
+import warnings
+from typing import TYPE_CHECKING
+
+import jax
+
 from jaxbridge.errors import ConversionError
-from jaxbridge.jax2tf import _jax_private, _tf_private
+from jaxbridge.jax2tf import _jax_private
+
+if TYPE_CHECKING:
+    from jaxbridge.jax2tf.targets import Target
+
+#: The first version whose ops can say how accurate they must be (`result_accuracy`). Older readers know one accuracy.
+_FIRST_WITH_ACCURACY = (1, 9, 0)
+
+#: "<where>: error: failed to legalize operation 'vhlo.exponential_v2'", as jaxlib says that an op is too new.
+_TOO_NEW = re.compile(
+    r"^(?:Detailed error from MLIR: )?(\S+?):(\d+):\d+: error: failed to legalize operation '([^']+)'", re.M
+)
 
 
 def parse_version(version: str) -> tuple[int, ...]:
     """Returns "1.13.7" as (1, 13, 7)."""
     parts = version.split(".")
     if len(parts) != 3 or not all(part.isdigit() for part in parts):
-        raise ConversionError(f"`stablehlo_version` must be written like '1.13.0', got {version!r}.")
+        raise ConversionError(
+            f"A target is written like '1.13.0' (a StableHLO version) or 'tensorflow==2.18', got {version!r}."
+        )
     return tuple(int(part) for part in parts)
 
 
-def target_version(version: str | None) -> str:
-    """Returns the StableHLO version to write.
+def write(mlir_text: str, target: Target) -> tuple[bytes, bool]:
+    """Returns a module as bytes that the target reads, and whether they hold annotations of the Shardy partitioner.
 
     Args:
-        version: such as "1.13.0"; None for the newest one that both the installed JAX and the installed TensorFlow know.
+        mlir_text: the module as `jax.export` gives it.
+        target: what to write for. Annotations that it cannot read are left out, with a warning.
 
     Raises:
-        ConversionError: the installed JAX cannot write that version.
+        ConversionError: an op needs a newer StableHLO than the target reads, or ends the target's process.
     """
-    newest, oldest = _jax_private.written_version(), _jax_private.oldest_version()
-    if version is None:
-        return min(newest, _tf_private.read_version(), key=parse_version)
-    if not parse_version(oldest) <= parse_version(version) <= parse_version(newest):
-        raise ConversionError(
-            f"The installed JAX writes StableHLO {oldest} to {newest}; `stablehlo_version={version!r}` is outside."
+    has_shardings = "sdy." in mlir_text
+    form = {
+        "shardings": target.shardy,
+        "accuracies": parse_version(target.stablehlo) >= _FIRST_WITH_ACCURACY,
+    }
+    _refuse_dot_algorithms(mlir_text, target)
+    text = _jax_private.portable_module(mlir_text, **form)
+    if not target.shardy and "sdy.sharding_constraint" in mlir_text:
+        warnings.warn(
+            f"The sharding constraints of a JAX function are left out: {target.name} cannot read them. The results are the "
+            "same.",
+            stacklevel=2,
         )
-    return version
+    try:
+        return _jax_private.serialize_module(text, target.stablehlo), has_shardings and target.shardy
+    except jax.errors.JaxRuntimeError as error:
+        located = _jax_private.portable_module(mlir_text, **form, locations=True)
+        raise ConversionError(_too_new(located, target)) from error
+
+
+def _refuse_dot_algorithms(mlir_text: str, target: Target) -> None:
+    if target.dot_algorithms:
+        return
+    for operation, line in _jax_private.operations_with(mlir_text, "algorithm"):
+        raise ConversionError(
+            f"`{operation}`{_at(line)} asks for an algorithm of matrix products (`jax.lax.DotAlgorithmPreset`), and "
+            f"{target.name} ends with a segmentation fault on it. Ask for a `jax.lax.Precision` instead, or choose a newer "
+            "target."
+        )
+
+
+def _too_new(located_text: str, target: Target) -> str:
+    """Returns the message for a module that cannot be written for the target: which op, from which line."""
+    try:
+        _jax_private.serialize_module(located_text, target.stablehlo)
+    except jax.errors.JaxRuntimeError as error:
+        match = _TOO_NEW.search(str(error))
+        cause = str(error).splitlines()[0]
+    else:
+        match, cause = None, "the module without debug locations was refused"
+    if match is None:
+        return f"A module cannot be written as StableHLO {target.stablehlo} for {target.name}: {cause}"
+    file, line, operation = match.groups()
+    name = re.sub(r"_v\d+$", "", operation.removeprefix("vhlo."))
+    where = _at(f"{file}:{line}" if file != "-" else "")
+    return (
+        f"`stablehlo.{name}`{where} in this form needs StableHLO {_needed_version(located_text, target)}, and the target "
+        f"{target.name} reads {target.stablehlo}. Choose a newer target (and install a TensorFlow that reads it), or write "
+        "that line with other ops or dtypes."
+    )
+
+
+def _needed_version(text: str, target: Target) -> str:
+    """Returns the oldest StableHLO version that a module can be written in."""
+    newest = _jax_private.written_version()
+    major, minor, _ = parse_version(target.stablehlo)
+    for candidate in [*(f"{major}.{n}.0" for n in range(minor + 1, parse_version(newest)[1] + 1)), newest]:
+        try:
+            _jax_private.serialize_module(text, candidate)
+        except jax.errors.JaxRuntimeError:
+            continue
+        return candidate
+    return f"newer than {newest}"
+
+
+def _at(line: str) -> str:
+    return f" ({line})" if line else ""

@@ -171,16 +171,16 @@ class Runtime:
         """Returns the pure function on the backend's tensors, made once for what determines it."""
         arrays, treedef = jax.tree.flatten(variables)
         dtypes = tuple([_dtype_name(array.dtype) for array in arrays])
-        platforms = backends.platforms_in_effect(self.platforms)
+        lowering = backends.lowering_in_effect(self.lowering)
         # Looked up by every call outside of a trace, so before anything that takes longer than a hash.
-        key = (inputs, training, treedef, dtypes, platforms, trace_context())
+        key = (inputs, training, treedef, dtypes, lowering, trace_context())
         found = self._lifted.get(key)
         if found is None:
             signature = self.signature(inputs)
             program = self.program(inputs.structure, training)
             found = self._lifted[key] = program.once(
-                ("lifted", signature, treedef, dtypes, platforms),
-                lambda: self.backend.lift(program.fn, variables, signature, platforms),
+                ("lifted", signature, treedef, dtypes, lowering),
+                lambda: self.backend.lift(program.fn, variables, signature, lowering),
             )
             while len(self._lifted) > MADE_KEPT:
                 self._lifted.pop(next(iter(self._lifted)), None)
