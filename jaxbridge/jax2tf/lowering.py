@@ -10,6 +10,7 @@ import jax
 import jax.export
 
 from jaxbridge.jax2tf import _jax_private, stablehlo
+from jaxbridge.jax2tf.portable import portable_export
 from jaxbridge.jax2tf.statistics import count
 
 
@@ -56,7 +57,7 @@ class LoweredModule:
 def lower(jitted: Any, structs: Sequence[jax.ShapeDtypeStruct], options: LoweringOptions) -> LoweredModule:
     """Lowers a `jax.jit` function over flat arrays, which returns a tuple of arrays, for these shapes and dtypes."""
     count("lowerings")
-    exported = jax.export.export(jitted, platforms=options.platforms, disabled_checks=options.disabled_checks)(*structs)
+    exported = portable_export(jitted, structs, options.platforms, options.disabled_checks)
     text = _jax_private.portable_module(exported.mlir_module())
     return LoweredModule(
         serialized=_jax_private.serialize_module(text, stablehlo.target_version(options.stablehlo_version)),
@@ -65,6 +66,6 @@ def lower(jitted: Any, structs: Sequence[jax.ShapeDtypeStruct], options: Lowerin
         kept=tuple(exported.module_kept_var_idx),
         platforms=tuple(exported.platforms),
         calling_convention=exported.calling_convention_version,
-        disabled_checks=tuple(str(check) for check in exported.disabled_safety_checks),
+        disabled_checks=tuple(map(str, options.disabled_checks)),
         has_shardings="sdy." in text,
     )
