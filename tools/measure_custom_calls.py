@@ -24,15 +24,20 @@ RUN = """
 import json, sys
 import numpy as np, tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla  # the op has no public name
-spec = json.load(open(sys.argv[1] + ".json"))
 print("TF", ".".join(tf.__version__.split(".")[:2]), flush=True)
-args = [tf.constant(np.load(f"{sys.argv[1]}.{i}.npy")) for i in range(spec["args"])]
-outs = xla.call_module(
-    args, version=9, module=open(sys.argv[1] + ".bin", "rb").read(), Tout=[tf.as_dtype(d) for d in spec["dtypes"]],
-    Sout=spec["shapes"], platforms=["CPU"], function_list=[], has_token_input_output=False,
-    disabled_checks=[],
-)
-print("RAN", *[bool(np.isfinite(np.asarray(o, dtype=complex)).all()) for o in outs], flush=True)
+for stem in sys.argv[1:]:
+    spec = json.load(open(stem + ".json"))
+    print("RUN", stem, flush=True)
+    try:
+        outs = xla.call_module(
+            [tf.constant(np.load(stem + ".npy"))], version=9, module=open(stem + ".bin", "rb").read(),
+            Tout=[tf.as_dtype(d) for d in spec["dtypes"]], Sout=spec["shapes"], platforms=["CPU"], function_list=[],
+            has_token_input_output=False, disabled_checks=[],
+        )
+        finite = all(np.isfinite(np.asarray(out, dtype=complex)).all() for out in outs)
+        print("SAID", "runs" if finite else "runs, not finite", flush=True)
+    except Exception as error:
+        print("SAID refused:", str(error).replace(chr(10), " ")[:100], flush=True)
 """
 
 #: A custom call that no JAX function writes on CPU: the text of a module.
@@ -97,21 +102,19 @@ def modules() -> Iterator[tuple[str, str, list[Any]]]:
         yield name, _jax_private.portable_module(exported.mlir_module()), list(exported.out_avals)
 
 
-def write(folder: Path) -> list[tuple[str, Path]]:
-    """Writes the modules with what is needed to run them, and returns their names and files."""
+def write(folder: Path) -> dict[str, str]:
+    """Writes the modules with what is needed to run them, and returns their files and names."""
     import numpy as np
 
-    from jaxbridge.jax2tf import _jax_private
-
-    written = []
+    names = {}
     for index, (name, text, outs) in enumerate(modules()):
-        stem = folder / str(index)
-        stem.with_suffix(".bin").write_bytes(serialized(text))
-        spec = {"args": 1, "dtypes": [str(o.dtype) for o in outs], "shapes": [list(o.shape) for o in outs]}
-        stem.with_suffix(".json").write_text(json.dumps(spec))
-        np.save(f"{stem}.0.npy", np.random.default_rng(0).normal(size=(4, 4)).astype("float32"))
-        written.append((name, stem))
-    return written
+        stem = str(folder / str(index))
+        Path(f"{stem}.bin").write_bytes(serialized(text))
+        spec = {"dtypes": [str(o.dtype) for o in outs], "shapes": [list(o.shape) for o in outs]}
+        Path(f"{stem}.json").write_text(json.dumps(spec))
+        np.save(f"{stem}.npy", np.random.default_rng(0).normal(size=(4, 4)).astype("float32"))
+        names[stem] = name
+    return names
 
 
 def serialized(text: str) -> bytes:
@@ -127,22 +130,26 @@ def serialized(text: str) -> bytes:
     raise failure
 
 
-def outcome(python: str, stem: Path) -> tuple[str, str]:
-    """Runs a module with a TensorFlow and returns its release and what happened."""
-    result = subprocess.run(
-        [python, "-c", RUN, str(stem)],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"},
-    )
-    said = dict(line.split(" ", 1) for line in result.stdout.splitlines() if line.startswith(("TF ", "RAN ")))
-    release = said.get("TF", python)
-    if "RAN" in said:
-        return release, "runs" if "False" not in said["RAN"] else "runs, not finite"
-    if result.returncode < 0:
-        return release, f"ends the process (signal {-result.returncode})"
-    last = [line for line in result.stderr.splitlines() if "Error" in line]
-    return release, f"refused: {last[-1][:100] if last else result.stderr[-100:]}"
+def outcomes(python: str, names: dict[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Yields release, module and what happened; a new process goes on behind a module that ended one."""
+    left = list(names)
+    while left:
+        environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
+        result = subprocess.run([python, "-c", RUN, *left], capture_output=True, text=True, env=environment)
+        release, running = "", ""
+        for key, _, value in (line.partition(" ") for line in result.stdout.splitlines()):
+            if key == "TF":
+                release = value
+            elif key == "RUN":
+                running = value
+                left.remove(value)
+            elif key == "SAID":
+                yield release, names[running], value
+                running = ""
+        if running:
+            yield release, names[running], f"ends the process (signal {-result.returncode})"
+        elif left:
+            raise RuntimeError(f"{python} did not run the modules: {result.stderr[-500:]}")
 
 
 def main() -> None:
@@ -153,9 +160,10 @@ def main() -> None:
 
     jax.config.update("jax_export_calling_convention_version", 9)  # the newest that TensorFlow 2.17 reads
     with tempfile.TemporaryDirectory() as folder:
-        for name, stem in write(Path(folder)):
-            for python in pythons:
-                print(f"{name:48s}", *outcome(python, stem), flush=True)
+        names = write(Path(folder))
+        for python in pythons:
+            for release, name, said in outcomes(python, names):
+                print(f"{release}  {name:48s}{said}", flush=True)
 
 
 if __name__ == "__main__":

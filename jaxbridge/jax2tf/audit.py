@@ -48,9 +48,10 @@ TABLE = (
     CustomCall("shape_assertion", _ALL, _REFINED),
     CustomCall("stablehlo.dynamic_*", _ALL, _REFINED, measured=False),
     CustomCall("Sharding", _ALL, "XLA's partitioner removes it"),
-    CustomCall("SPMDFullToShardShape", _ALL, "XLA's partitioner removes it", measured=False),
-    CustomCall("SPMDShardToFullShape", _ALL, "XLA's partitioner removes it", measured=False),
+    CustomCall("SPMDFullToShardShape", _ALL, "XLA's partitioner removes it"),
+    CustomCall("SPMDShardToFullShape", _ALL, "XLA's partitioner removes it"),
     CustomCall("annotate_device_placement", _ALL, "XLA's host offloader removes it", measured=False),
+    CustomCall("AllocateBuffer", _ALL, "XLA has it on every platform"),
     CustomCall("LuDecomposition", frozenset({"tpu"}), "built into the TPU compiler"),
     CustomCall("ApproxTopK", _ALL, "built into the TPU compiler; elsewhere it carries a sort, which XLA takes"),
     CustomCall("tpu_custom_call", frozenset({"tpu"}), "Pallas kernels; built into the TPU compiler"),
@@ -82,7 +83,14 @@ class Denied:
     instead: str
 
 
-DENIED: tuple[Denied, ...] = ()
+DENIED = (
+    Denied(
+        r"algorithm = <lhs_precision_type",
+        "A dot algorithm (`lax.DotAlgorithmPreset`, which `jax.nn.dot_product_attention` has for 16-bit inputs)",
+        (2, 19),
+        "Write `precision=None`, or attention as two `jnp.einsum`s and a softmax.",
+    ),
+)
 
 
 class Missing(NamedTuple):

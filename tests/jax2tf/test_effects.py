@@ -4,6 +4,7 @@ import warnings
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -156,3 +157,12 @@ def test_conversions_do_not_warn():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         jax2tf.convert(jnp.linalg.inv)(X + np.eye(2, dtype="float32"))
+
+
+def test_what_ends_the_process_of_an_old_tensorflow_is_denied():
+    fn = lambda x: jax.lax.dot(x, x, precision=jax.lax.DotAlgorithmPreset.BF16_BF16_F32)
+    text = jax.export.export(jax.jit(fn))(jax.ShapeDtypeStruct((4, 4), jnp.float32)).mlir_module()
+    row = audit.denied(text, "2.18.1")
+    assert row is not None and "dot algorithm" in row.name
+    assert audit.denied(text, "2.21.0") is None
+    assert audit.denied(text.replace("algorithm", "al_gorithm"), "2.18.1") is None
