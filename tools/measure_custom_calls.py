@@ -49,7 +49,14 @@ module @jit_f attributes {mhlo.num_partitions = 1 : i32, mhlo.num_replicas = 1 :
   }
 }
 """
-BARE_TARGETS = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "LuDecomposition", "tpu_custom_call", "nobody_has_this")
+BARE_TARGETS = (
+    "Sharding",
+    "SPMDFullToShardShape",
+    "SPMDShardToFullShape",
+    "LuDecomposition",
+    "tpu_custom_call",
+    "nobody_has_this",
+)
 #: StableHLO versions to write, the first that has what a module needs: TensorFlow 2.17 reads the first, 2.18 the second.
 VERSIONS = ("1.1.0", "1.7.3", "1.13.0")
 

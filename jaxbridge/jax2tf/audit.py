@@ -37,7 +37,9 @@ class CustomCall:
 
 _ALL = frozenset({"cpu", "cuda", "rocm", "tpu"})
 _NONE: frozenset[str] = frozenset()
-_EXPANDED = "XLA's EighExpander, QrExpander and HouseholderExpander are in its CPU and GPU compilers; TPUs have them built in"
+_EXPANDED = (
+    "XLA's EighExpander, QrExpander and HouseholderExpander are in its CPU and GPU compilers; TPUs have them built in"
+)
 _REFINED = "TensorFlow's XlaCallModule op rewrites it when shapes are known, before any compiler sees it"
 _JAXLIB = "registered by jaxlib"
 

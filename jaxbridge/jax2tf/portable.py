@@ -92,7 +92,9 @@ def _lowering_error(jaxpr: Any, missing: Sequence[Missing], error: Exception) ->
     """Returns what to raise where the portable rules, the last resort, fail."""
     if not missing and not isinstance(error, NotImplementedError):
         return error
-    named = re.search(r"primitive '(\w+)'", str(error))  # JAX: "MLIR translation rule for primitive 'eig' not found ..."
+    named = re.search(
+        r"primitive '(\w+)'", str(error)
+    )  # JAX: "MLIR translation rule for primitive 'eig' not found ..."
     primitive = named[1] if named else missing[0].primitive if missing else ""
     instead = INSTEAD.get(primitive) or (
         "Where it is about sizes: matrices (the last two axes) need fixed ones, batch axes may be unknown."

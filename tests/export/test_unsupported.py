@@ -44,8 +44,9 @@ def test_debug_print_is_left_out_of_the_file(tmp_path):
 
 
 def test_linear_algebra_is_served(tmp_path):
-    fn = lambda x: jnp.linalg.inv(x @ x.swapaxes(-1, -2) + 3 * jnp.eye(3)) @ jax.nn.initializers.orthogonal()(
-        jax.random.key(0), (3, 3)
+    fn = lambda x: (
+        jnp.linalg.inv(x @ x.swapaxes(-1, -2) + 3 * jnp.eye(3))
+        @ jax.nn.initializers.orthogonal()(jax.random.key(0), (3, 3))
     )
     report = export_saved_model(model_of(fn), tmp_path / "served")
     assert report.has_gradients and report.verification.max_difference < 1e-5

@@ -36,7 +36,10 @@ def debug(fn: Any) -> Any:
 
 
 REFUSED = {
-    "pure_callback": (lambda x: jax.pure_callback(np.sin, x, x), r"`pure_callback` at .*test_effects.py:\d+ .*jax.numpy"),
+    "pure_callback": (
+        lambda x: jax.pure_callback(np.sin, x, x),
+        r"`pure_callback` at .*test_effects.py:\d+ .*jax.numpy",
+    ),
     "nested": (lambda x: jax.lax.map(jax.jit(lambda v: jax.pure_callback(np.sin, v, v)), x), "`pure_callback` at .*:"),
     "io_callback": (lambda x: io_callback(np.sin, x, x), "`io_callback` at .*outside of the converted function"),
     "ordered": (lambda x: io_callback(np.sin, x, x, ordered=True), "`io_callback` at .*test_effects.py"),
@@ -44,7 +47,10 @@ REFUSED = {
     "integers": (lambda x: jax.pure_callback(lambda v: v, jnp.int32(1), x.astype(int)[0, 0, 0]), "`pure_callback`"),
     "call_tf graph": (lambda x: original.call_tf(tf.sin, call_tf_graph=True)(x), "Write `call_tf\\(f\\)` without"),
     "shard_map": (lambda x: over_mesh(x, 2, 4), r"mesh \{'data': 2, 'model': 4\}.*with_sharding_constraint"),
-    "eig": (lambda x: jnp.linalg.eigvals(x).real, r"`eig` at .*test_effects.py:\d+ .*'lapack_sgeev_ffi'.* on cpu.*`jnp.linalg.eigh`"),
+    "eig": (
+        lambda x: jnp.linalg.eigvals(x).real,
+        r"`eig` at .*test_effects.py:\d+ .*'lapack_sgeev_ffi'.* on cpu.*`jnp.linalg.eigh`",
+    ),
     "schur": (lambda x: jax.scipy.linalg.schur(x[0])[0], "`schur` at .*'lapack_sgees_ffi'.*eigenvalues"),
     "hessenberg": (lambda x: jax.lax.linalg.hessenberg(x)[0], "`hessenberg` at .*'lapack_sgehrd_ffi'"),
     "pivoted qr": (lambda x: jax.scipy.linalg.qr(x[0], pivoting=True)[1], r"`geqp3` at .*without pivoting"),
@@ -63,7 +69,9 @@ def test_is_refused(name: str, with_gradient: bool):
 
 
 def test_the_error_is_what_jax_and_convert_raise():
-    assert issubclass(UnsupportedOperationError, NotImplementedError) and issubclass(UnsupportedOperationError, ConversionError)
+    assert issubclass(UnsupportedOperationError, NotImplementedError) and issubclass(
+        UnsupportedOperationError, ConversionError
+    )
 
 
 def test_a_primitive_that_a_platform_lacks():
@@ -91,7 +99,10 @@ LEFT_OUT = {
 def test_debugging_is_left_out_with_a_warning(name: str):
     fn, written = LEFT_OUT[name]
     x = tf.constant(X)
-    with pytest.warns(UserWarning, match=rf"is without `{written}` at .*test_effects.py:\d+") as warned, tf.GradientTape() as tape:
+    with (
+        pytest.warns(UserWarning, match=rf"is without `{written}` at .*test_effects.py:\d+") as warned,
+        tf.GradientTape() as tape,
+    ):
         tape.watch(x)
         y = jax2tf.convert(fn)(x)
     assert len(warned) == 1

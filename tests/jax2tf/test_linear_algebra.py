@@ -1,6 +1,5 @@
 """Linear algebra in TensorFlow: values and gradients beside JAX's (LAPACK), live and served without JAX."""
 
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -69,7 +68,9 @@ def gradient_of(fn: Any, x: np.ndarray) -> Any:
     return jax.jit(jax.grad(lambda a: loss(fn(a))))(x)
 
 
-@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ROWS])
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ROWS]
+)
 def test_live(functions: dict[str, Any], name: str):
     row, x = ROWS[name], matrices(BATCH)
     t = tf.constant(x)
@@ -110,7 +111,9 @@ def test_platforms(platforms: tuple[str, ...]):
     assert difference(got, fn(matrices(BATCH))) <= 2e-6
 
 
-@pytest.mark.parametrize("fn", [lambda x: jax.lax.top_k(jnp.tanh(x), 2)[0], lambda x: x + jax.random.normal(jax.random.key(0), x.shape)])
+@pytest.mark.parametrize(
+    "fn", [lambda x: jax.lax.top_k(jnp.tanh(x), 2)[0], lambda x: x + jax.random.normal(jax.random.key(0), x.shape)]
+)
 def test_a_module_without_linear_algebra_is_what_jax_writes(fn: Any):
     jitted = jax.jit(lambda x: (fn(x),))
     struct = jax.ShapeDtypeStruct((3, 4), jnp.float32)
