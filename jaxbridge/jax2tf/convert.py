@@ -254,7 +254,7 @@ def _warn_narrowed(paths: Sequence[str], values: Sequence[Any]) -> list[str]:
             f"Arguments are narrowed, as JAX does while its 64-bit types are off: {', '.join(found[:5])}"
             f"{', ...' if len(found) > 5 else ''}. Cast them yourself, or keep them wide with "
             "`jax.config.update('jax_enable_x64', True)`.",
-            stacklevel=3,
+            stacklevel=4,  # the caller, behind TensorFlow's wrapper
         )
     return found
 
