@@ -27,6 +27,10 @@ class ConversionError(JaxBridgeError, ValueError):
     """A JAX function cannot be made into a TensorFlow one."""
 
 
+class UnsupportedOperationError(ConversionError, NotImplementedError):
+    """A JAX function holds an operation that TensorFlow cannot run: a callback, a custom call, more than one device."""
+
+
 class ExportError(JaxBridgeError, ValueError):
     """A model cannot be exported, or what was exported does not give what the model gives."""
 

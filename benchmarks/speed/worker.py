@@ -73,7 +73,9 @@ def eager(training: bool, rounds: int) -> dict[str, Any]:
 
         return make
 
-    return times({**{peer: maker(peer) for peer in BRIDGES}, "identity layer + compiled": floor_of_eager_call()}, rounds)
+    return times(
+        {**{peer: maker(peer) for peer in BRIDGES}, "identity layer + compiled": floor_of_eager_call()}, rounds
+    )
 
 
 def steps(name: str, jit_compile: str, rounds: int) -> dict[str, Any]:

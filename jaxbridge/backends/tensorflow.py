@@ -16,7 +16,7 @@ from jaxbridge.backends.base import Backend, Lowering, PureFunction
 from jaxbridge.core.jaxprs import warn_closed_over
 from jaxbridge.core.ladder import unknown_shape_error
 from jaxbridge.core.shapes import Signature
-from jaxbridge.errors import SignatureError, StructureError
+from jaxbridge.errors import SignatureError, StructureError, UnsupportedOperationError
 
 require("tensorflow", "A jaxbridge layer on Keras' TensorFlow backend")
 
@@ -90,7 +90,7 @@ class _Lifted:
         self._static: dict[tuple[tuple[int, ...], ...], Conversion] | None = None
         try:
             traced = self._conversion.function.traced  # now, so that a failure is known before a call
-        except (SignatureError, StructureError):  # nothing that other sizes would mend
+        except (SignatureError, StructureError, UnsupportedOperationError):  # nothing that other sizes would mend
             raise
         except Exception as error:  # whatever the user's function raises at symbolic sizes
             if not inputs.symbols():

@@ -10,11 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.export
 from jax._src import config as _config
+from jax._src import debugging as _debugging
+from jax._src import effects as _effects
+from jax._src import source_info_util as _source_info_util
 from jax._src.interpreters import mlir as _mlir
+from jax._src.lax import linalg as _linalg
 from jax._src.lib import _jax
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import stablehlo
@@ -94,20 +100,20 @@ def _without_accuracy(operation: Any) -> None:
 
 
 def operations_with(mlir_text: str, attribute: str) -> list[tuple[str, str]]:
-    """Returns the name and the source line (see `source_line`) of each operation that has an attribute of this name."""
+    """Returns the name and the source line (see `location_line`) of each operation that has an attribute of this name."""
     found: list[tuple[str, str]] = []
     with _mlir.make_ir_context():
         module = ir.Module.parse(mlir_text)
 
         def visit(operation: Any) -> None:
             if attribute in operation.attributes:
-                found.append((operation.name, source_line(str(operation.location))))
+                found.append((operation.name, location_line(str(operation.location))))
 
         _rewrite(module, visit)
     return found
 
 
-def source_line(location: str) -> str:
+def location_line(location: str) -> str:
     """Returns the first "file.py:12" of a debug location's text, the innermost frame that JAX shows; "" if it has none."""
     match = re.search(r'"([^"]+)":(\d+)', location)
     return f"{match[1]}:{match[2]}" if match else ""
@@ -125,3 +131,81 @@ def calling_convention(version: int) -> contextlib.AbstractContextManager[Any]:
     """
     state = _config.jax_export_calling_convention_version
     return state(min(version, state.value))
+
+
+def export_with_rules(
+    jitted: Any,
+    structs: Sequence[Any],
+    platforms: Sequence[str] | None,
+    disabled_checks: Sequence[Any],
+    rules: Sequence[tuple[Any, Any]],
+) -> jax.export.Exported:
+    """Returns `jax.export.export` of a function, with lowering rules in the place of JAX's own.
+
+    `jax.export` takes rules in a private argument; they hold for every platform. It checks custom calls against a list of
+    those that JAX promises not to change, which is another question than what TensorFlow has: "ALL" switches that off.
+    """
+    checks = (*disabled_checks, jax.export.DisabledSafetyCheck.custom_call("ALL"))
+    export = jax.export.export(
+        jitted, platforms=platforms, disabled_checks=checks, _override_lowering_rules=tuple(rules) or None
+    )
+    return export(*structs)
+
+
+def linear_algebra_rules(origins: Mapping[str, str], own: Mapping[str, Callable[..., Any]]) -> list[tuple[Any, Any]]:
+    """Returns (primitive, lowering rule) for primitives of linear algebra; the tables of rules are private.
+
+    Args:
+        origins: primitive -> "tpu" or "default" (JAX's rule for that platform, or for those that have none), or "here".
+        own: primitive -> the JAX function of those that are "here".
+    """
+    found = []
+    for name, origin in origins.items():
+        primitive = getattr(_linalg, f"{name}_p", None)
+        if primitive is None:  # JAX adds primitives; the oldest one that is supported has not got all
+            continue
+        if origin == "here":
+            rule = _mlir.lower_fun(own[name], multiple_results=False)
+        else:
+            table = _mlir._lowerings if origin == "default" else _mlir._platform_specific_lowerings[origin]
+            rule = table[primitive].rule
+        found.append((primitive, rule))
+    return found
+
+
+def silent_debug_rules() -> list[tuple[Any, Any]]:
+    """Returns (primitive, lowering rule) that leave out `jax.debug.print` and `jax.debug.callback`."""
+    names = ("debug_callback_p", "debug_print_p")
+    return [(getattr(_debugging, name), lambda ctx, *args, **_: []) for name in names if hasattr(_debugging, name)]
+
+
+def custom_calls(mlir_text: str) -> list[tuple[str, str]]:
+    """Returns the custom calls of a module, each once: the target, and the JAX primitive ("" if not known).
+
+    `jax.export` gives the module as text with locations, whose innermost name is that of the primitive.
+    """
+    if "stablehlo.custom_call" not in mlir_text:
+        return []
+    with _mlir.make_ir_context():
+        return list(dict.fromkeys(_custom_calls_in(ir.Module.parse(mlir_text).operation)))
+
+
+def _custom_calls_in(operation: Any) -> Iterator[tuple[str, str]]:
+    if operation.name == "stablehlo.custom_call":
+        stack = re.match(r'loc\("([^"]*)"', str(operation.location))  # such as "jit(f)/transpose(jvp(lu))"
+        primitive = re.findall(r"\w+", stack[1]) if stack else []
+        yield ir.StringAttr(operation.attributes["call_target_name"]).value, primitive[-1] if primitive else ""
+    for region in operation.regions:
+        for block in region:
+            for inner in block:
+                yield from _custom_calls_in(inner.operation)
+
+
+def source_line(equation: Any) -> str:
+    """Returns the line of the user's code that an equation of a jaxpr comes from, such as "model.py:12 (call)"."""
+    return re.sub(r"(:\d+):\d+", r"\1", _source_info_util.summarize(equation.source_info))
+
+
+def is_ordered_effect(effect: Any) -> bool:
+    """Returns whether an effect of an equation must keep its order, so that JAX threads a token through the module."""
+    return _effects.ordered_effects.contains(effect)

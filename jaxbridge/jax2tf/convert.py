@@ -6,6 +6,7 @@ import collections
 import functools
 import inspect
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -64,7 +65,7 @@ def convert(
 
     Returns:
         A function that takes and returns pytrees of tensors in place of arrays. Floats and integers of 64 bits are
-        narrowed to 32 unless `jax_enable_x64` is on, as JAX does.
+        narrowed to 32 unless `jax_enable_x64` is on, as JAX does; one warning says so.
 
     Limits: XLA drops assertions, so a graph with `jit_compile=True` does not check constraints; TensorFlow's forward mode
     (`tf.autodiff.ForwardAccumulator`) does not work; where the tape is around a `tf.function` and watches its arguments
@@ -73,6 +74,8 @@ def convert(
     Raises:
         ConversionError: a platform or target is unknown, an argument is no tensor, the installed versions do not fit, or
             an op needs a newer StableHLO than the target reads.
+        UnsupportedOperationError: at a call, the function holds what TensorFlow cannot run: a callback, a custom call
+            without a portable rule (`jnp.linalg.eig`), a `shard_map` over several devices.
         ShapeError: at a call, a size breaks a declared shape or a constraint.
         DifferentiationError: a gradient is asked of a function that JAX cannot differentiate (`lax.while_loop`); where
             the tape is around a `tf.function`, `tf.errors.InvalidArgumentError` with the same text.
@@ -94,10 +97,13 @@ def convert(
     targets.resolve(stablehlo_version)  # now, so that a mistake is known before a call
     conversions = _Conversions(fun_jax, options)
     constraints = tuple(polymorphic_constraints)
+    narrowed: list[str] = []  # what was warned of: once per converted function
 
     def converted(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = _plain_containers((args, kwargs))
         paths, values, treedef = _flatten_args(args, kwargs)
+        if not narrowed:
+            narrowed.extend(_warn_narrowed(paths, values))
         tensors = [to_tensor(value, path) for path, value in zip(paths, values, strict=True)]
         signature = _signature(polymorphic_shapes, constraints, args, kwargs, tensors)
         return conversions.get(treedef, signature)(tensors, with_gradient)
@@ -237,6 +243,25 @@ def to_tensor(value: Any, path: str) -> Any:
             ) from error
     wanted = tf_dtype(jax_dtype(value.dtype))
     return tf.convert_to_tensor(value) if value.dtype == wanted else tf.cast(value, wanted)
+
+
+def _warn_narrowed(paths: Sequence[str], values: Sequence[Any]) -> list[str]:
+    """Warns of tensors and arrays of 64-bit types that become 32-bit ones, and returns which."""
+    found = []
+    for path, value in zip(paths, values, strict=True):
+        if isinstance(value, tf.Tensor | tf.Variable | np.ndarray) and value.dtype not in (object, tf.string):
+            wide = tf.as_dtype(value.dtype)
+            narrow = jax.dtypes.canonicalize_dtype(wide.as_numpy_dtype) if wide.is_numeric else wide
+            if narrow.name != wide.name:
+                found.append(f"'{path}' ({wide.name} to {narrow.name})")
+    if found:
+        warnings.warn(
+            f"Arguments are narrowed, as JAX does while its 64-bit types are off: {', '.join(found[:5])}"
+            f"{', ...' if len(found) > 5 else ''}. Cast them yourself, or keep them wide with "
+            "`jax.config.update('jax_enable_x64', True)`.",
+            stacklevel=4,  # the caller, behind TensorFlow's wrapper
+        )
+    return found
 
 
 def _signature(

@@ -31,6 +31,7 @@ from jaxbridge.core.jaxprs import equations, inner_jaxprs, refuse_too_large
 from jaxbridge.errors import DifferentiationError
 from jaxbridge.jax2tf import _tf_private
 from jaxbridge.jax2tf.call_module import emit
+from jaxbridge.jax2tf.effects import check_effects
 from jaxbridge.jax2tf.lowering import LoweredModule, LoweringOptions, lower
 
 
@@ -68,6 +69,7 @@ class Differentiable:
     def traced(self) -> jax.stages.Traced:
         traced = self.jitted.trace(*self.structs)
         refuse_too_large(traced.jaxpr)
+        check_effects(traced.jaxpr)
         return traced
 
     @functools.cached_property

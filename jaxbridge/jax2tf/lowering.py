@@ -10,6 +10,7 @@ import jax
 import jax.export
 
 from jaxbridge.jax2tf import _jax_private, stablehlo, targets
+from jaxbridge.jax2tf.portable import portable_export
 from jaxbridge.jax2tf.statistics import count
 
 
@@ -58,8 +59,7 @@ def lower(jitted: Any, structs: Sequence[jax.ShapeDtypeStruct], options: Lowerin
     count("lowerings")
     target = targets.resolve(options.target)
     with _jax_private.calling_convention(target.calling_convention):
-        export = jax.export.export(jitted, platforms=options.platforms, disabled_checks=options.disabled_checks)
-        exported = export(*structs)
+        exported = portable_export(jitted, structs, options.platforms, options.disabled_checks)
     serialized, has_shardings = stablehlo.write(exported.mlir_module(), target)
     return LoweredModule(
         serialized=serialized,
@@ -68,6 +68,6 @@ def lower(jitted: Any, structs: Sequence[jax.ShapeDtypeStruct], options: Lowerin
         kept=tuple(exported.module_kept_var_idx),
         platforms=tuple(exported.platforms),
         calling_convention=exported.calling_convention_version,
-        disabled_checks=tuple(str(check) for check in exported.disabled_safety_checks),
+        disabled_checks=tuple(map(str, options.disabled_checks)),
         has_shardings=has_shardings,
     )

@@ -68,9 +68,9 @@ def _refuse_dot_algorithms(mlir_text: str, target: Target) -> None:
         return
     for operation, line in _jax_private.operations_with(mlir_text, "algorithm"):
         raise ConversionError(
-            f"`{operation}`{_at(line)} asks for an algorithm of matrix products (`jax.lax.DotAlgorithmPreset`), and "
-            f"{target.name} ends with a segmentation fault on it. Ask for a `jax.lax.Precision` instead, or choose a newer "
-            "target."
+            f"`{operation}`{_at(line)} asks for an algorithm of matrix products (`jax.lax.DotAlgorithmPreset`; "
+            f"`jax.nn.dot_product_attention` does for 16-bit inputs), and {target.name} ends with a segmentation fault on it. "
+            "Ask for a `jax.lax.Precision`, write attention with `jnp.einsum`, or choose a newer target."
         )
 
 

@@ -3,13 +3,18 @@
 A failure here says which private API moved; everything else that fails follows from it.
 """
 
+import re
+
 import jax
 import jax.export
+import jax.interpreters.mlir
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from jaxbridge.jax2tf import _jax_private, _tf_private
+from jaxbridge.jax2tf.linear_algebra import PORTABLE_RULES, tridiagonal_solve_rule
 from jaxbridge.jax2tf.stablehlo import parse_version
 
 TEXT = """
@@ -116,3 +121,42 @@ def test_tf_call_flat_gives_what_the_public_call_gives():
     assert outs["b"][0] == 3 and outs["b"][1] is None
     np.testing.assert_allclose(outs["a"], [2.0, 4.0])
     np.testing.assert_allclose(tape.gradient(outs["a"], x), [2.0, 2.0])
+
+
+def test_jax_export_with_rules_takes_ours_and_leaves_custom_calls_to_the_audit():
+    struct = jax.ShapeDtypeStruct((3,), jnp.float32)
+    kernel = jax.jit(lambda x: jax.ffi.ffi_call("my_kernel", struct)(x))
+    exported = _jax_private.export_with_rules(kernel, [struct], ("cpu",), (), ())
+    assert ("my_kernel", "ffi_call") in _jax_private.custom_calls(exported.mlir_module())
+    rules = [(jax.lax.sin_p, jax.interpreters.mlir.lower_fun(lambda x, **_: x + 1, multiple_results=False))]
+    exported = _jax_private.export_with_rules(jax.jit(jnp.sin), [struct], ("cpu",), (), rules)
+    np.testing.assert_array_equal(exported.call(jnp.zeros(3)), np.ones(3))
+
+
+def test_jax_has_every_linear_algebra_rule():
+    rules = _jax_private.linear_algebra_rules(PORTABLE_RULES, {"tridiagonal_solve": tridiagonal_solve_rule})
+    assert {primitive.name for primitive, _ in rules} == PORTABLE_RULES.keys()
+    assert all(callable(rule) for _, rule in rules)
+
+
+def test_jax_debug_primitives_have_rules_that_write_nothing():
+    struct = jax.ShapeDtypeStruct((3,), jnp.float32)
+
+    def fn(x):
+        jax.debug.print("{}", x)
+        jax.debug.callback(lambda value: None, x)
+        return x
+
+    exported = _jax_private.export_with_rules(jax.jit(fn), [struct], ("cpu",), (), _jax_private.silent_debug_rules())
+    assert _jax_private.custom_calls(exported.mlir_module()) == []
+
+
+def test_jax_source_line_is_the_users():
+    [equation] = jax.jit(lambda x: jax.lax.sin(x)).trace(1.0).jaxpr.eqns
+    assert re.search(r"test_private_apis\.py:\d+ \(.*<lambda>\)$", _jax_private.source_line(equation))
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_jax_ordered_effects(ordered):
+    [equation] = jax.jit(lambda x: jax.debug.print("{}", x, ordered=ordered)).trace(1.0).jaxpr.eqns
+    assert [_jax_private.is_ordered_effect(effect) for effect in equation.effects] == [ordered]
