@@ -74,7 +74,7 @@ NATIVE = {"small MLP": SMALL, "6 x Dense(1024)": WIDE}
 
 
 def data(name: str, batch: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    make, shape, default = MODULES[name]
+    _, shape, default = MODULES[name]
     outputs = WIDE[-1] if name == "6 x Dense(1024)" else 10
     generator = np.random.default_rng(0)
     batch = batch or default

@@ -43,7 +43,8 @@ class ExportReport:
         platforms: the platforms it runs on.
         target: what it was written for: the TensorFlow release or StableHLO version, and what that reads. The file
             `assets.extra/jaxbridge.json` in the SavedModel says the same.
-        has_gradients: whether it can be differentiated (once); if not, calling it under a gradient tape raises.
+        has_gradients: whether it can be differentiated, up to the order asked for; if not, calling it under a gradient
+            tape raises.
         verification: how it was compared with the model, and in which TensorFlow; None where that was not asked for.
     """
 
@@ -66,6 +67,7 @@ def export_saved_model(
     platforms: Sequence[str] | None = None,
     target: str | None = None,
     training: bool = False,
+    gradient_order: int = 1,
     inputs: Any = None,
     polymorphic_shapes: Any = None,
     polymorphic_constraints: Sequence[str] = (),
@@ -88,6 +90,8 @@ def export_saved_model(
             as "1.9.0", or None for the installed TensorFlow. The comparison runs in the installed TensorFlow all the same,
             which reads what older ones read.
         training: whether the endpoint calls the model in training mode.
+        gradient_order: up to which order the served model can be differentiated. Each order above 1 adds a module of about
+            the size of the backward pass; those in which an order cannot be traced are an error.
         inputs: the model's inputs, in its structure, as `keras.KerasTensor`s (None for unknown sizes) or arrays; needed
             only for subclassed models whose inputs are not floats.
         polymorphic_shapes: what is known of unknown sizes: a shape text such as "(b, 4*k)" per input, in their structure.
@@ -118,12 +122,14 @@ def export_saved_model(
 
     directory = Path(path).resolve()  # a symbolic link stays one
     _check_directory(directory)
+    if isinstance(gradient_order, bool) or not isinstance(gradient_order, int) or gradient_order < 1:
+        raise ExportError(f"`gradient_order` must be an integer of at least 1, got {gradient_order!r}.")
     endpoint = make_endpoint(model, training, inputs, polymorphic_shapes, polymorphic_constraints)
     lowering = Lowering(_checked_platforms(platforms, verify), target)
     written_for = targets.resolve(target)
     with _workshop(directory) as folder:
         written = folder / "model"
-        outputs, has_gradients = _write(endpoint, written, lowering)
+        outputs, has_gradients = _write(endpoint, written, lowering, gradient_order)
         _describe(written, written_for, lowering)
         verification = compare_served(endpoint, written, _SIGNATURE, verification_inputs) if verify else None
         graph_bytes = (written / "saved_model.pb").stat().st_size
@@ -221,11 +227,13 @@ def _put(written: Path, target: Path, replaced: Path) -> None:
 # The graph.
 
 
-def _write(endpoint: Endpoint, directory: Path, lowering: Lowering) -> tuple[tuple[str, ...], bool]:
+def _write(
+    endpoint: Endpoint, directory: Path, lowering: Lowering, gradient_order: int
+) -> tuple[tuple[str, ...], bool]:
     """Writes the SavedModel and returns the names of the outputs, and whether it has gradients."""
     try:
         with backends.lowered_for(lowering):
-            module, named = _trace(endpoint, lowering)
+            module, named = _trace(endpoint, lowering, gradient_order)
     except JaxBridgeError:
         raise
     except Exception as error:  # whatever the model raises while it is traced
@@ -257,9 +265,11 @@ def _save(module: Any, named: Any, directory: Path, gradients: bool) -> None:
     tf.saved_model.save(module, str(directory), signatures={_SIGNATURE: named}, options=options)
 
 
-def _trace(endpoint: Endpoint, lowering: Lowering) -> tuple[Any, Any]:
+def _trace(endpoint: Endpoint, lowering: Lowering, gradient_order: int) -> tuple[Any, Any]:
     """Returns a module with the variables and `serve`, and the function of the signature, both traced."""
     import tensorflow as tf
+
+    from jaxbridge.jax2tf.saved_gradients import keep_gradients
 
     module = tf.Module()
     module.model_variables = variables = [
@@ -281,7 +291,9 @@ def _trace(endpoint: Endpoint, lowering: Lowering) -> tuple[Any, Any]:
 
     # Every `tf.function` on the module, and every one called inside another, is traced again while it is saved. What they
     # call is a concrete function, so that the file holds the model and its gradient once.
-    once = tf.function(run_model, autograph=False).get_concrete_function(*specs)
+    with keep_gradients(gradient_order) as backward_passes:
+        once = tf.function(run_model, autograph=False).get_concrete_function(*specs)
+    module.backward_passes = backward_passes
     structured = keras.tree.map_structure(lambda index: specs[index], endpoint.structure)
     module.serve = tf.function(
         lambda inputs: once(*keras.tree.flatten(inputs)), input_signature=[structured], autograph=False

@@ -33,6 +33,7 @@ from jaxbridge.jax2tf import _tf_private
 from jaxbridge.jax2tf.call_module import emit
 from jaxbridge.jax2tf.effects import check_effects
 from jaxbridge.jax2tf.lowering import LoweredModule, LoweringOptions, lower
+from jaxbridge.jax2tf.saved_gradients import kept_pullback
 
 
 class ResidualForm(NamedTuple):
@@ -138,10 +139,12 @@ class Differentiable:
             return emit(self.plain, args)
         if self.refusal is not None:
             return self.without_gradient(args, self.refusal)
-        if _tf_private.is_recorded(args) if recorded is None else recorded:
+        saved_pullback = kept_pullback(self)
+        if saved_pullback is None and (_tf_private.is_recorded(args) if recorded is None else recorded):
             return self._call_with_residuals(args)
         outs = emit(self.plain, args)
-        return self._with_gradient(outs, (), args, lambda _, xs, cts: self.pullback([*xs, *cts]))
+        pullback = saved_pullback or (lambda *values: self.pullback(values))
+        return self._with_gradient(outs, (), args, lambda _, xs, cts: list(pullback(*xs, *cts)))
 
     def without_gradient(self, args: Sequence[Any], message: str) -> list[Any]:
         """Runs the function on tensors; asking for a gradient raises with `message`."""
