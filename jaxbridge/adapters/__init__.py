@@ -35,7 +35,7 @@ def register(library: str, adapter: str | type[Adapter]) -> None:
         True
     """
     _REGISTERED[library] = adapter
-    _load.cache_clear()
+    load.cache_clear()
 
 
 def libraries() -> tuple[str, ...]:
@@ -54,7 +54,7 @@ def find_adapter(module: Any) -> Adapter:
     origins = tuple(_origins(module))
     for library in sorted(table, key=len, reverse=True):
         if any(f"{origin}.".startswith(f"{library}.") for origin in origins):
-            adapter = _load(library)
+            adapter = load(library)
             if adapter.handles(module):
                 return adapter
     kind = f"the class {module.__name__}" if isinstance(module, type) else f"an object of type {type(module).__name__}"
@@ -71,7 +71,8 @@ def _origins(module: Any) -> Iterator[str]:
 
 
 @functools.cache
-def _load(library: str) -> Adapter:
+def load(library: str) -> Adapter:
+    """Returns the adapter of a library such as "flax.linen"; a MissingDependencyError if that is not installed."""
     where = {**_entry_points(), **_REGISTERED}[library]
     if isinstance(where, str):
         name, _, attribute = where.partition(":")

@@ -7,7 +7,6 @@ from typing import Any
 import keras
 
 from jaxbridge import adapters
-from jaxbridge._optional import require
 from jaxbridge.errors import StructureError
 from jaxbridge.layers.module_layer import ModuleLayer
 
@@ -50,7 +49,7 @@ class FlaxLayer(ModuleLayer):
     """
 
     def _find_adapter(self, module: Any) -> adapters.Adapter:
-        require("flax", "FlaxLayer")
+        adapters.load(_LIBRARIES[0])  # says what to install where flax is missing
         try:
             adapter = adapters.find_adapter(module)
         except StructureError:
