@@ -250,17 +250,7 @@ def _(api):
 
 @row("linen: another method, and fixed arguments")
 def _(api):
-    class Two(nn.Module):
-        def setup(self):
-            self.dense = nn.Dense(4)
-
-        def __call__(self, x):
-            return self.dense(x)
-
-        def encode(self, x, times):
-            return times * self.dense(x)
-
-    layer = api.FlaxLayer(Two(), method="encode", call_kwargs={"times": 3})
+    layer = api.FlaxLayer(m.LinenMethods(), method="encode", call_kwargs={"times": 3})
     first = numpy(layer(X))
     kernel = numpy(layer.params["params"]["dense"]["kernel"].value)
     same(first, 3 * X @ kernel)

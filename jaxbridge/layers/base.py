@@ -258,16 +258,21 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         before = None if generator is None else generator.state.value
         seeds = self._seeds(True)
 
-        def call(training: bool) -> tuple[Any, list[Any]]:
+        structures: list[Any] = []
+
+        def call(training: bool) -> list[Any]:
             variables = (*values, seeds if draws(self._runtime.model, training) else None)
             outputs, state = self._runtime.lifted(seen, training, variables)(*variables, arrays)
             # Both branches must return the same structure.
-            return outputs, [old if new is None else new for old, new in zip(values[1], state, strict=True)]
+            state = [old if new is None else new for old, new in zip(values[1], state, strict=True)]
+            leaves, structure = jax.tree.flatten((outputs, state))
+            structures.append(structure)
+            return leaves
 
         result = keras.ops.cond(flag, lambda: call(True), lambda: call(False))
         if generator is not None and not self._runtime.model.inference_streams:
             generator.state.assign(keras.ops.where(flag, generator.state.value, before))
-        return result
+        return jax.tree.unflatten(structures[0], result)
 
     def _seeds(self, training: bool) -> Any:
         """Draws the seeds of a call."""

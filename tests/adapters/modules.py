@@ -55,6 +55,17 @@ class LinenNoise(nn.Module):
         return nn.Dropout(0.5)(nn.Dense(4)(x), deterministic=deterministic)
 
 
+class LinenMethods(nn.Module):
+    def setup(self):
+        self.dense = nn.Dense(4)
+
+    def __call__(self, x):
+        return self.dense(x)
+
+    def encode(self, x, times):
+        return times * self.dense(x)
+
+
 class NNXBlock(nnx.Module):
     """BatchNorm and Dropout, shared references, a list, a flag of its own."""
 
