@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Iterator
 from importlib import metadata
 from typing import Any
 
@@ -51,9 +50,8 @@ def find_adapter(module: Any) -> Adapter:
         MissingDependencyError: the library is not installed.
     """
     table = {**_entry_points(), **_REGISTERED}
-    origins = tuple(_origins(module))
     for library in sorted(table, key=len, reverse=True):
-        if any(f"{origin}.".startswith(f"{library}.") for origin in origins):
+        if belongs(module, library):
             adapter = load(library)
             if adapter.handles(module):
                 return adapter
@@ -64,16 +62,18 @@ def find_adapter(module: Any) -> Adapter:
     )
 
 
-def _origins(module: Any) -> Iterator[str]:
-    """Yields the names of the Python modules that define the classes of `module`."""
-    for cls in (*type(module).__mro__, *(module.__mro__ if isinstance(module, type) else ())):
-        yield cls.__module__
+def belongs(module: Any, library: str) -> bool:
+    """Returns whether `module` is an object of a class, or a class, that has one of the library's among its bases."""
+    classes = (*type(module).__mro__, *(module.__mro__ if isinstance(module, type) else ()))
+    return any(f"{cls.__module__}.".startswith(f"{library}.") for cls in classes)
 
 
 @functools.cache
 def load(library: str) -> Adapter:
     """Returns the adapter of a library such as "flax.linen"; a MissingDependencyError if that is not installed."""
-    where = {**_entry_points(), **_REGISTERED}[library]
+    where = {**_entry_points(), **_REGISTERED}.get(library)
+    if where is None:
+        raise StructureError(f"There is no adapter for {library}: import the package that registers it.")
     if isinstance(where, str):
         name, _, attribute = where.partition(":")
         where = getattr(importlib.import_module(name), attribute)

@@ -102,7 +102,7 @@ def _pack_module(value: Any, where: str) -> dict[str, Any]:
         place = f"{where}.{name}"
         is_array = isinstance(field, np.ndarray | jax.Array)
         items[name] = _pack_array(field) if is_array else pack(field, place)
-    return _packed("module", type=_pack_name(cls, where), fields=items)
+    return _packed("module", library=adapter.library, type=_pack_name(cls, where), fields=items)
 
 
 def _pack_array(array: Any) -> dict[str, Any]:
@@ -121,7 +121,10 @@ def _unpack_array(packed: dict[str, Any]) -> Any:
 
 def _unpack_module(packed: dict[str, Any]) -> Any:
     cls = _unpack_name(packed["type"])
-    adapter = adapters.find_adapter(cls)
+    adapter = adapters.load(packed["library"])
+    # Nothing but a class of the library is ever called because a file says so.
+    if not adapters.belongs(cls, adapter.library):
+        raise StructureError(f"The file names {cls!r} as a module of {adapter.library}, which it is not.")
     return adapter.reconstruct(cls, {name: unpack(field) for name, field in packed["fields"].items()})
 
 
@@ -151,8 +154,8 @@ def _unpack_name(packed: dict[str, Any]) -> Any:
         return custom[name]
     if module in _NAMESPACES:
         return getattr(importlib.import_module(module), name)
-    # A file never makes Python import code that was not imported anyway.
-    found: Any = sys.modules.get(module)
+    # A file never makes Python import code that was not imported anyway, and names nothing of the standard library.
+    found: Any = None if module.partition(".")[0] in sys.stdlib_module_names - {"__main__"} else sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
     if found is None:
