@@ -78,7 +78,9 @@ def load(library: str) -> Adapter:
         name, _, attribute = where.partition(":")
         where = getattr(importlib.import_module(name), attribute)
     if not (isinstance(where, type) and issubclass(where, Adapter)):
-        raise StructureError(f"The adapter of {library} must be a subclass of jaxbridge.adapters.Adapter, got {where!r}.")
+        raise StructureError(
+            f"The adapter of {library} must be a subclass of jaxbridge.adapters.Adapter, got {where!r}."
+        )
     return where()
 
 

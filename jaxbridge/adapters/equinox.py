@@ -51,7 +51,9 @@ class EquinoxAdapter(Adapter):
             raise SignatureError("`args` and `kwargs` are those of a class; the module is made already.")
         state = options.variables
         if state is not None and not isinstance(state, eqx.nn.State):
-            raise SignatureError(f"`variables` of an Equinox module must be its eqx.nn.State, got {type(state).__name__}.")
+            raise SignatureError(
+                f"`variables` of an Equinox module must be its eqx.nn.State, got {type(state).__name__}."
+            )
         layout = _Layout.of(module, state)
         return Adapted(_EquinoxModel(type(module), layout, options).pure_model(None), layout.split(module, state))
 
@@ -134,12 +136,16 @@ class _EquinoxModel:
         self.cls, self.layout, self.options = cls, layout, options
         self.names, self.always = options.streams()
         if any(name != STREAM for name in self.names or ()):
-            raise SignatureError(f"`rngs` names {', '.join(self.names or ())}; an Equinox module has one stream, '{STREAM}'.")
+            raise SignatureError(
+                f"`rngs` names {', '.join(self.names or ())}; an Equinox module has one stream, '{STREAM}'."
+            )
         self.method = named_method(cls, options.method)
         parameters = flags.parameters_of(self.method)
         self.takes = {name: name in parameters for name in ("key", "state", "mask")}
         if layout.state_treedef is not None and not self.takes["state"]:
-            raise SignatureError(f"The module has state, and its method takes no argument `state`: {self.method.__qualname__}.")
+            raise SignatureError(
+                f"The module has state, and its method takes no argument `state`: {self.method.__qualname__}."
+            )
         # Equinox' own layers take the old name beside the new one, and warn when it is used.
         self.flags = flags.of_signature(self.method, options, ("deterministic",) if "inference" in parameters else ())
 
@@ -152,7 +158,14 @@ class _EquinoxModel:
             names,
             self.always,
             self.takes["mask"],
-            identity=("equinox", layout.treedef, layout.kinds, layout.rest, layout.state_treedef, self.options.without_start()),
+            identity=(
+                "equinox",
+                layout.treedef,
+                layout.kinds,
+                layout.rest,
+                layout.state_treedef,
+                self.options.without_start(),
+            ),
         )
         return dataclasses.replace(model, resolve=functools.partial(_resolved, model)) if self.names is None else model
 
@@ -224,7 +237,9 @@ def _state_names(module: Any, numbered: Any) -> tuple[str, ...]:
                 names.setdefault(number, name)
     count = len(jax.tree.leaves(numbered))
     if len(names) != count:
-        raise StructureError("The eqx.nn.State is not that of this module: pass the two that `make_with_state` returns.")
+        raise StructureError(
+            "The eqx.nn.State is not that of this module: pass the two that `make_with_state` returns."
+        )
     return tuple(names[number] for number in range(count))
 
 

@@ -68,10 +68,9 @@ class _LinenModel:
         self.options = options
         self.rngs, self.always = options.streams()
         self.method = named_method(type(module), options.method)
-        self.modules = dict.fromkeys((True, False), module)
         settled = [name for name in flags.COMMON if getattr(module, name, None) is not None]
         self.flags = flags.of_signature(self.method, options, settled if options.training_flag is None else ())
-        self.modules = {mode: self._with_fields(module, mode) for mode in (True, False)}
+        self.modules: dict[bool, Any] = {mode: self._with_fields(module, mode) for mode in (True, False)}
         self.module = module
         self.takes_mask = "mask" in flags.parameters_of(self.method)
         roles = options.collections
@@ -115,9 +114,7 @@ class _LinenModel:
         late = [name for name in self.kept if name not in variables]
         if late:
             # A collection that `init` does not make starts from what one call leaves in it.
-            _, made = module.apply(
-                variables, *inputs.args, rngs=streams, method=self.method, mutable=late, **words
-            )
+            _, made = module.apply(variables, *inputs.args, rngs=streams, method=self.method, mutable=late, **words)
             variables = {**variables, **flax.core.unfreeze(made)}
         return split_variables(variables, self.options.collections)
 
@@ -221,4 +218,6 @@ def _new_collection(name: str) -> StructureError:
 
 def _is_default(field: Any, value: Any) -> bool:
     default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
-    return value is default or (type(value) is type(default) and isinstance(value, str | int | float) and value == default)
+    return value is default or (
+        type(value) is type(default) and isinstance(value, str | int | float) and value == default
+    )

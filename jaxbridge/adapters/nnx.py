@@ -182,10 +182,11 @@ class _NNXModel:
     def _check_no_draws(self, before: dict[Path, Any], after: dict[Path, Any]) -> None:
         for path, value in after.items():
             if value is not before[path]:
+                stream, tag = "/".join(map(str, path[:-1])), self.layout.drawn[path][3]
                 raise StructureError(
-                    f"The module draws from its stream '{'/'.join(map(str, path[:-1]))}' at inference, and a layer with a "
-                    "`seed` draws in training mode only. Pass `rngs={"
-                    f"'{self.layout.drawn[path][3]}': 'always'}}`, or leave `seed` out: the module then draws from its own keys."
+                    f"The module draws from its stream '{stream}' at inference, and a layer with a `seed` draws in training "
+                    f"mode only. Pass `rngs={{'{tag}': 'always'}}`, or leave `seed` out: the module then draws from its own "
+                    "keys."
                 )
 
     def _with_passing(self, outputs: Any, passing: Any) -> Any:

@@ -257,7 +257,6 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         generator = self.seed_generator
         before = None if generator is None else generator.state.value
         seeds = self._seeds(True)
-
         structures: list[Any] = []
 
         def call(training: bool) -> list[Any]:
@@ -269,7 +268,7 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
             structures.append(structure)
             return leaves
 
-        result = keras.ops.cond(flag, lambda: call(True), lambda: call(False))
+        result: Any = keras.ops.cond(flag, lambda: call(True), lambda: call(False))
         if generator is not None and not self._runtime.model.inference_streams:
             generator.state.assign(keras.ops.where(flag, generator.state.value, before))
         return jax.tree.unflatten(structures[0], result)

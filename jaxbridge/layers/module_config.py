@@ -48,7 +48,7 @@ def pack(value: Any, where: str) -> Any:
     Raises:
         StructureError: there is no way to write a part of it; the message names the part and says what to do.
     """
-    if value is None or isinstance(value, bool | int | float | str) and not isinstance(value, enum.Enum):
+    if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, enum.Enum)):
         return value
     if type(value) is list:
         return [pack(item, f"{where}[{index}]") for index, item in enumerate(value)]
@@ -62,13 +62,17 @@ def pack(value: Any, where: str) -> Any:
     if isinstance(value, functools.partial):
         parts = (value.func, tuple(value.args), dict(value.keywords))
         return _packed("partial", items=[pack(part, where) for part in parts])
-    if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)) or _is_scalar_type(value):
+    if (
+        isinstance(value, np.dtype)
+        or (isinstance(value, type) and issubclass(value, np.generic))
+        or _is_scalar_type(value)
+    ):
         return _packed("dtype", name=np.dtype(value).name)
     if hasattr(value, "get_config") and not isinstance(value, type):
         return _packed("keras", config=keras.saving.serialize_keras_object(value))
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         raise StructureError(f"{where} is an array, which a config cannot hold. Make it a variable of the module.")
-    if isinstance(value, type) or callable(value) and hasattr(value, "__qualname__"):
+    if isinstance(value, type) or (callable(value) and hasattr(value, "__qualname__")):
         return _pack_name(value, where)
     return _pack_module(value, where)
 
@@ -186,4 +190,3 @@ _UNPACKERS = {
     "module": _unpack_module,
     "name": _unpack_name,
 }
-

@@ -44,9 +44,7 @@ CASES = {
     ),
     "nnx, seeded": AdapterCase(lambda: m.NNXBlock, X, ModuleOptions(args=(3, 4), seeded=True)),
     "nnx, a class": AdapterCase(lambda: nnx.Linear, X, ModuleOptions(args=(3, 2))),
-    "nnx, draws at inference": AdapterCase(
-        lambda: m.NNXNoise, X, ModuleOptions(seeded=True, rngs={"noise": "always"})
-    ),
+    "nnx, draws at inference": AdapterCase(lambda: m.NNXNoise, X, ModuleOptions(seeded=True, rngs={"noise": "always"})),
     "haiku, transformed": AdapterCase(
         lambda: hk.transform_with_state(m.haiku_block),
         X,
