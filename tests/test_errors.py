@@ -96,10 +96,10 @@ CONSTRUCTION = {
         StructureError,
         r"`module` must be an instance of flax.linen.Module",
     ),
-    "a module's class": (
-        lambda: FlaxLayer(models.MLP),
-        StructureError,
-        r"`module` must be an instance of flax.linen.Module",
+    "a module's class without its arguments": (
+        lambda: FlaxLayer(nn.Dense),
+        SignatureError,
+        r"the class Dense, .*: missing a required argument: 'features'",
     ),
 }
 

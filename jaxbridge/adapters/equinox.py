@@ -74,6 +74,7 @@ def _construct(cls: type, options: ModuleOptions, key: Any) -> tuple[Any, Any]:
     words = dict(options.kwargs)
     if "key" in flags.parameters_of(cls) and "key" not in words:
         words["key"] = key
+    flags.check_arguments(cls, options.args, words)
     return eqx.nn.make_with_state(cls)(*options.args, **words)
 
 

@@ -68,6 +68,17 @@ def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Paramete
     return {name: p for name, p in parameters.items() if p.kind is not inspect.Parameter.POSITIONAL_ONLY}
 
 
+def check_arguments(cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raises a SignatureError if a class cannot be called with these arguments."""
+    try:
+        inspect.signature(cls.__init__).bind(None, *args, **kwargs)
+    except TypeError as error:
+        raise SignatureError(
+            f"`module` is the class {cls.__name__}, to be made with `args={tuple(args)!r}` and "
+            f"`kwargs={dict(kwargs)!r:.200}`: {error}."
+        ) from error
+
+
 def check_all_found(options: ModuleOptions, found: Collection[str], module: Any) -> None:
     """Raises a SignatureError if a flag that was asked for is not there."""
     for name in asked_for(options.training_flag) or ():

@@ -45,6 +45,7 @@ class LinenAdapter(Adapter):
 
     def adapt(self, module: Any, options: ModuleOptions) -> Adapted:
         if isinstance(module, type):
+            flags.check_arguments(module, options.args, options.kwargs)
             module = module(*options.args, **options.kwargs)
         elif options.args or options.kwargs:
             raise StructureError("`args` and `kwargs` are those of a class; the module is made already.")

@@ -66,6 +66,7 @@ def _construct(cls: type, options: ModuleOptions, key: Any) -> Any:
     if "rngs" in flags.parameters_of(cls) and "rngs" not in words:
         names = ("default", *(options.rngs or ()))
         words["rngs"] = nnx.Rngs(**prng.stream_keys(key, names))
+    flags.check_arguments(cls, options.args, words)
     return cls(*options.args, **words)
 
 
