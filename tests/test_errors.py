@@ -7,6 +7,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import keras
