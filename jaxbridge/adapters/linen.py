@@ -89,9 +89,6 @@ class _LinenModel:
         return module.clone(**values) if values else module
 
     def pure_model(self) -> PureModel:
-        if self.rngs is not None and not self.options.collections:
-            model = self.with_streams(self.rngs)
-            return dataclasses.replace(model, resolve=lambda p, s, i: self.checked(model, p, s, i))
         return dataclasses.replace(self.with_streams(self.rngs or ()), resolve=self.resolve)
 
     def with_streams(self, streams: tuple[str, ...]) -> PureModel:
