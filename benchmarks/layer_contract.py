@@ -13,6 +13,7 @@ import argparse
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -34,12 +35,14 @@ class Contract(NamedTuple):
         page: the page in docs.
         title: its title.
         what: what the rows are.
+        note: how to read the columns.
     """
 
     module: str
     page: Path
     title: str
     what: str
+    note: str = ""
 
 
 CONTRACTS = {
@@ -54,6 +57,8 @@ CONTRACTS = {
         ROOT / "docs" / "module_contract.md",
         "The module contract",
         "What modules of every library have: streams, collections, flags, state",
+        "`keras.layers` has a layer for linen and one for functions: it fails where a row uses another library, or an\n"
+        "argument that it does not have.",
     ),
 }
 
@@ -137,13 +142,14 @@ def run_column(contract: Contract, library: str, file: Path) -> None:
             row(api)
             outcome = "works"
         except (Exception, SystemError) as error:
-            text = " ".join(str(error).split()) or "a check failed"
+            text = " ".join(re.sub(r"\x1b\[\d*m", "", str(error)).split()) or "a check failed"
             outcome = f"{type(error).__name__}: {text[:90]}"
         kept.append([name, outcome])
         file.write_text("".join(json.dumps(line) + "\n" for line in kept))
 
 
 def page(contract: Contract, documents: list[dict]) -> str:
+    plain = lambda text: re.sub(r"\x1b\[\d*m?", "", text)
     lettered = list(zip("AB", documents, strict=False))
     columns = [(f"{backend}, {letter}", document, backend) for backend in BACKENDS for letter, document in lettered]
     heads = [f"{library}: {name}" for library in LIBRARIES for name, _, _ in columns]
@@ -154,6 +160,7 @@ def page(contract: Contract, documents: list[dict]) -> str:
         f"`{contract.module.replace('.', '/')}.py`, which the tests run with jaxbridge. This page was written by",
         "`benchmarks/layer_contract.py`, which also ran them with the layers of the same names in `keras.layers`.",
         "`+` works, `-` does not.",
+        *contract.note.splitlines(),
         "",
         *(f"* {letter}: {document['versions']}" for letter, document in lettered),
         "",
@@ -172,7 +179,7 @@ def page(contract: Contract, documents: list[dict]) -> str:
         lines.append(f"| {row} | {' | '.join(cells)} |")
     lines += ["", "## What failed, and how", ""]
     for row, texts in failures.items():
-        lines += [f"* {row}", *(f"    * {text}".replace("|", "\\|") for text in texts)]
+        lines += [f"* {row}", *(f"    * {plain(text)}".replace("|", "\\|") for text in texts)]
     return "\n".join(lines) + "\n"
 
 
