@@ -172,7 +172,7 @@ class Runtime:
         """Returns the pure function on the backend's tensors, made once for what determines it."""
         arrays, treedef = jax.tree.flatten(variables)
         dtypes = tuple([_dtype_name(array.dtype) for array in arrays])
-        lowering = backends.lowering_in_effect(self.lowering)
+        lowering = backends.lowering_in_effect(self.platforms)
         # Looked up by every call outside of a trace, so before anything that takes longer than a hash.
         key = (inputs, training, treedef, dtypes, lowering, trace_context())
         found = self._lifted.get(key)
