@@ -26,10 +26,11 @@ ON_JAX = keras.config.backend() == "jax"
 
 
 class Api(NamedTuple):
-    """The layer classes under test."""
+    """The layer classes under test; keras.layers has no ModuleLayer, and its FlaxLayer stands there."""
 
     JaxLayer: Any
     FlaxLayer: Any
+    ModuleLayer: Any
 
 
 @keras.saving.register_keras_serializable(package="contract")

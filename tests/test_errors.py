@@ -7,6 +7,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import keras
@@ -96,10 +97,10 @@ CONSTRUCTION = {
         StructureError,
         r"`module` must be an instance of flax.linen.Module",
     ),
-    "a module's class": (
-        lambda: FlaxLayer(models.MLP),
-        StructureError,
-        r"`module` must be an instance of flax.linen.Module",
+    "a module's class without its arguments": (
+        lambda: FlaxLayer(nn.Dense),
+        SignatureError,
+        r"the class Dense, .*: missing a required argument: 'features'",
     ),
 }
 

@@ -1,18 +1,29 @@
-"""The example runs, on the current backend, and reaches what it promises."""
+"""The examples run, on the current backend, and reach what they promise."""
 
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "digits.py"
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def imported(name):
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    sys.modules[name] = importlib.util.module_from_spec(spec)  # a file names classes by their module
+    spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+def test_toy_library(capsys):
+    assert imported("toy_library").main() == 0
+    assert "the same after loading: True" in capsys.readouterr().out
 
 
 @pytest.mark.slow  # `.ci/run` runs the example itself, in A on JAX and in B on TensorFlow
 def test_digits(tmp_path):
-    spec = importlib.util.spec_from_file_location("digits", EXAMPLE)
-    digits = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(digits)
+    digits = imported("digits")
     assert digits.main(epochs=10, out=tmp_path) == 0
     for name in ("predictions.png", "learning_curve.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")

@@ -110,10 +110,9 @@ class _Lifted:
         return Conversion(self._fn, self._treedef, signature, self._options)
 
     def __call__(self, params: list[Any], state: list[Any], seeds: Any, leaves: list[Any]) -> tuple[Any, list[Any]]:
-        tensors = [
-            tensor if isinstance(tensor, tf.Tensor) else tf.convert_to_tensor(tensor)
-            for tensor in jax.tree.leaves((params, state, seeds, leaves))
-        ]
+        arrays = jax.tree.leaves((params, state, seeds, leaves))
+        dtypes = (*self._fixed[1], *self._inputs.dtypes)
+        tensors = [_as_tensor(array, dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
         if self._inputs.declared:
             given = [tensor.shape for tensor in tensors[len(tensors) - len(leaves) :]]
             if all(shape.is_fully_defined() for shape in given):  # else the graph holds assertions
@@ -134,11 +133,9 @@ class _Lifted:
                         conversion.signature.keras_shapes(), conversion.signature.dtypes, strict=True
                     )
                 ]
-                self._functions[key] = tf.function(
-                    lambda *args: conversion(args, True, key[1]), input_signature=signature, autograph=False
-                ).get_concrete_function()
-            function = self._functions[key]
-        return _tf_private.call_flat(function, tensors)
+                self._functions[key] = _compiled_function(lambda *args: conversion(args, True, key[1]), signature)
+            function, treedef = self._functions[key]
+        return jax.tree.unflatten(treedef, _tf_private.call_flat(function, tensors))
 
     def _at_static_sizes(self, leaves: list[Any]) -> Conversion:
         """Returns the conversion for exactly these sizes, for functions that cannot be traced with symbols."""
@@ -157,6 +154,26 @@ class _Lifted:
         if shapes not in self._static:
             self._static[shapes] = self._convert(self._inputs.at_sizes(shapes))
         return self._static[shapes]
+
+
+def _compiled_function(fn: Callable[..., Any], signature: Sequence[Any]) -> tuple[Any, Any]:
+    """Returns `fn` as a concrete function of flat outputs, and their structure: TensorFlow knows only some containers."""
+    treedefs: list[Any] = []
+
+    def flat(*args: Any) -> list[Any]:
+        leaves, treedef = jax.tree.flatten(fn(*args))
+        treedefs[:] = [treedef]
+        return leaves
+
+    function = tf.function(flat, input_signature=signature, autograph=False).get_concrete_function()
+    return function, treedefs[0]
+
+
+def _as_tensor(array: Any, dtype: str) -> Any:
+    """Returns an array as a tensor of the dtype that the function sees: JAX makes 64-bit integers 32-bit ones."""
+    tensor = array if isinstance(array, tf.Tensor) else tf.convert_to_tensor(array)
+    # The names are compared, since making a dtype costs more than the rest of an eager call's preparation.
+    return tensor if tensor.dtype.name == dtype else tf.cast(tensor, tf_dtype(np.dtype(dtype)))
 
 
 def _fixed_signature(variables: Any, inputs: Signature) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], Any]:

@@ -52,6 +52,8 @@ def _key(value: Any, seen: _Seen) -> Hashable:
         return type(value), repr(value)
     if isinstance(value, np.dtype | types.ModuleType):
         return _Same(value)
+    if isinstance(value, jax.tree_util.PyTreeDef):
+        return value, str(value)  # the text tells 1 from True
     if isinstance(value, np.ndarray | jax.Array) and not isinstance(value, jax.core.Tracer):
         return _array_key(value)
     # Whatever may hold itself: the second time it is named by its number. Kept alive, or its id could be another's.

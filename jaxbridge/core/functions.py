@@ -58,7 +58,7 @@ class NamedFunction:
 
 
 def from_functions(
-    call_fn: Callable[..., Any], init_fn: Callable[..., Any] | None = None
+    call_fn: Callable[..., Any], init_fn: Callable[..., Any] | None = None, typed_keys: bool = False
 ) -> tuple[PureModel, tuple[str, ...]]:
     """Makes a PureModel of two functions whose arguments are given by name; also says which of params and state it has.
 
@@ -67,6 +67,7 @@ def from_functions(
             (bool) and `mask`; returns the outputs, and with `state` the pair of outputs and new state.
         init_fn: takes any of `rng`, `inputs` and `training`; returns params, or the pair of params and state if
             `call_fn` takes `state`. None where nothing is to be initialised.
+        typed_keys: whether `rng` is a typed key.
 
     Raises:
         SignatureError: an argument is not understood or `inputs` is missing.
@@ -74,13 +75,14 @@ def from_functions(
     call = NamedFunction(call_fn, "call_fn", CALL_ARGUMENTS, ("inputs",))
     start = None if init_fn is None else NamedFunction(init_fn, "init_fn", INIT_ARGUMENTS, ("inputs",))
     has_state = "state" in call.names
+    as_asked = (lambda key: key) if typed_keys else prng.raw_keys
 
     def apply(params: Any, state: Any, key: Any, inputs: CallInputs, training: bool) -> tuple[Any, Any]:
         result = call(
             {
                 "params": params,
                 "state": state,
-                "rng": prng.raw_keys(key),
+                "rng": as_asked(key),
                 "inputs": single_input(inputs),
                 "training": training,
                 "mask": inputs.mask,
@@ -90,7 +92,7 @@ def from_functions(
 
     def init(key: Any, inputs: CallInputs, training: bool) -> tuple[Any, Any]:
         assert start is not None
-        result = start({"rng": prng.raw_keys(key), "inputs": single_input(inputs), "training": training})
+        result = start({"rng": as_asked(key), "inputs": single_input(inputs), "training": training})
         return _pair(result, "init_fn", "the initial params and the initial state") if has_state else (result, None)
 
     model = PureModel(
@@ -98,7 +100,7 @@ def from_functions(
         apply=apply,
         rng_streams=("rng",) if "rng" in call.names else (),
         uses_mask="mask" in call.names,
-        identity=(call_fn, init_fn),
+        identity=(call_fn, init_fn, typed_keys),
     )
     return model, tuple(name for name in ("params", "state") if name in call.names)
 

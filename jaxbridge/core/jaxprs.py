@@ -89,3 +89,17 @@ def _bytes(array: Any) -> int:
         return int(np.prod(array.shape)) * np.dtype(array.dtype).itemsize
     except TypeError:  # extended dtypes (PRNG keys) have no item size
         return 0
+
+
+def depends_on(jaxpr: Any, indices: set[int]) -> set[int]:
+    """Returns the positions of those outputs of a jaxpr that its inputs at `indices` may have an influence on."""
+    tainted = {id(jaxpr.invars[index]) for index in indices}
+    for equation in jaxpr.eqns:
+        read = {index for index, var in enumerate(equation.invars) if id(var) in tainted}
+        if not read:
+            continue
+        inner = getattr(equation.params.get("jaxpr"), "jaxpr", None)
+        is_call = equation.primitive.name in ("jit", "pjit") and inner is not None
+        outputs = depends_on(inner, read) if is_call else range(len(equation.outvars))
+        tainted.update(id(equation.outvars[index]) for index in outputs)
+    return {index for index, var in enumerate(jaxpr.outvars) if id(var) in tainted}

@@ -62,6 +62,42 @@ def stream_keys(key: Any, streams: tuple[str, ...]) -> dict[str, Any]:
     return {name: jax.random.fold_in(key, stream_number(name)) for name in streams}
 
 
+def with_impl(keys: Any, impl: str | None) -> Any:
+    """Returns `keys` (a pytree of typed keys, or None) as keys of another implementation; None leaves them.
+
+    The key data of the new key is drawn from the old one, as many words as the implementation has.
+    """
+    if impl is None or impl == KEY_IMPL:
+        return keys
+    words = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=impl))).shape
+
+    def convert(key: Any) -> Any:
+        return jax.random.wrap_key_data(jax.random.bits(key, words, jnp.uint32), impl=impl)
+
+    return jax.tree.map(convert, keys)
+
+
+def check_impl(impl: str | None) -> str | None:
+    """Returns `impl` if JAX knows a key implementation of this name; a ValueError names those that it has."""
+    known = ("threefry2x32", "rbg", "unsafe_rbg")
+    if impl is not None and impl not in known:
+        raise ValueError(f"`rng_impl` must be one of {', '.join(map(repr, known))} or None, got {impl!r}.")
+    return impl
+
+
+def is_typed_key(leaf: Any) -> bool:
+    """Returns whether a leaf is an array of typed keys (also an abstract one)."""
+    dtype = getattr(leaf, "dtype", None)
+    return dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def key_impl(leaf: Any) -> str:
+    """Returns the name of the implementation of typed keys (also abstract ones), such as "rbg"."""
+    found: list[str] = []
+    jax.eval_shape(lambda key: found.append(str(jax.random.key_impl(key))), leaf)
+    return found[0]
+
+
 def raw_keys(keys: Any) -> Any:
     """Returns `keys` (a pytree of typed keys, or None) as raw keys, uint32[2] each."""
     return jax.tree.map(jax.random.key_data, keys)

@@ -8,6 +8,8 @@ from typing import Any
 
 import jax
 
+from jaxbridge.core import prng
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +27,20 @@ class CallInputs:
     mask: Any = None
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class WithLosses:
+    """What `apply` returns in the place of outputs where a model also has losses of its own.
+
+    Attributes:
+        outputs: the outputs.
+        losses: a pytree of losses, which the layer adds by `add_loss`.
+    """
+
+    outputs: Any
+    losses: Any
+
+
 @dataclasses.dataclass(frozen=True)
 class PureModel:
     """A model as pure functions: everything below the Keras face starts from this value.
@@ -33,9 +49,12 @@ class PureModel:
         init: `init(key, inputs, training) -> (params, state)`. `key` is a typed JAX key or a structure of them,
             `inputs` a `CallInputs`. None when there is nothing to initialise (no params and no state).
         apply: `apply(params, state, key, inputs, training) -> (outputs, state)`. Always five arguments, always
-            returns the state, also where it did not change. `key` is None when the call must not draw.
+            returns the state, and in it the very array that was given where one did not change. `key` is None when the
+            call must not draw. The outputs may come as `WithLosses`.
         rng_streams: names of the random streams that a call with `training=True` draws from; empty when it draws
             nothing. A call that draws nothing never advances the seed.
+        inference_streams: those of the streams that a call with `training=False` draws from too; without any, `key` is
+            None there.
         uses_mask: whether `apply` reads `inputs.mask`.
         partition_specs: a pytree like params and state, of `jax.sharding.PartitionSpec` or None, where the module
             itself says how it wants to be sharded; None when it says nothing.
@@ -48,7 +67,21 @@ class PureModel:
     init: Callable[[Any, CallInputs, bool], tuple[Any, Any]] | None
     apply: Callable[[Any, Any, Any, CallInputs, bool], tuple[Any, Any]]
     rng_streams: tuple[str, ...] = ()
+    inference_streams: tuple[str, ...] = ()
     uses_mask: bool = False
     partition_specs: Any = None
     resolve: Callable[[Any, Any, CallInputs], PureModel] | None = None
     identity: Any = None
+
+    def with_key_impl(self, impl: str | None) -> PureModel:
+        """Returns the model with keys of another implementation (None: as they are)."""
+        if impl is None or impl == prng.KEY_IMPL:
+            return self
+        init, apply, resolve = self.init, self.apply, self.resolve
+        return dataclasses.replace(
+            self,
+            init=init and (lambda key, inputs, training: init(prng.with_impl(key, impl), inputs, training)),
+            apply=lambda p, s, key, inputs, training: apply(p, s, prng.with_impl(key, impl), inputs, training),
+            resolve=resolve and (lambda params, state, inputs: resolve(params, state, inputs).with_key_impl(impl)),
+            identity=None if self.identity is None else (impl, self.identity),
+        )

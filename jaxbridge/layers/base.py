@@ -12,12 +12,12 @@ import numpy as np
 
 from jaxbridge import backends
 from jaxbridge.core import prng
-from jaxbridge.core.pure_model import CallInputs, PureModel
+from jaxbridge.core.pure_model import CallInputs, PureModel, WithLosses
 from jaxbridge.layers import weights_file
 from jaxbridge.layers.config import pack_inputs, unpack_inputs
 from jaxbridge.layers.initialization import Initialization
 from jaxbridge.layers.path_rules import PathRules, RuleMethods
-from jaxbridge.layers.runtime import Runtime, SeenInputs
+from jaxbridge.layers.runtime import Runtime, SeenInputs, draws
 from jaxbridge.layers.seeds import InitSeeds, LayerSeedGenerator
 from jaxbridge.layers.shape_hook import OutputShapeHook
 from jaxbridge.layers.variables import VariableTree
@@ -36,6 +36,7 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
             of the inputs. Equal names are equal sizes.
         polymorphic_constraints: constraints between the names, such as ("k >= 2",).
         seed: seed of the layer's random draws, below 2**32; None for one from Keras' global seed.
+        rng_impl: the implementation of the keys: "threefry2x32" (None), "rbg" or "unsafe_rbg".
         native_serialization_platforms: platforms the function is lowered for on the TensorFlow backend, out of "cpu",
             "cuda", "rocm" and "tpu"; None for the one in use, plus "cpu".
         **kwargs: of `keras.layers.Layer`.
@@ -51,6 +52,7 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         polymorphic_shapes: Any = None,
         polymorphic_constraints: Sequence[str] = (),
         seed: int | None = None,
+        rng_impl: str | None = None,
         native_serialization_platforms: Sequence[str] | None = None,
         **kwargs: Any,
     ):
@@ -59,6 +61,7 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         # Keras takes a layer with a `compute_mask` for one that passes masks on.
         self._supports_masking = type(self).compute_mask is not BridgeLayer.compute_mask
         self.seed = prng.check_seed(seed)
+        self.rng_impl = prng.check_impl(rng_impl)
         self.seed_generator: keras.random.SeedGenerator | None = None
         self._scopes = scopes
         self._rules = PathRules()
@@ -67,7 +70,7 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         first_seed = random.randint(1, int(1e9)) if self.seed is None else self.seed
         self._init_seeds = InitSeeds(first_seed)
         self._runtime = Runtime(
-            model,
+            model.with_key_impl(self.rng_impl),
             given,
             backend,
             polymorphic_shapes,
@@ -157,7 +160,7 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
                 autocast=False,
             )
             generator = None
-            if start.model.rng_streams:
+            if start.model.rng_streams or start.model.inference_streams:
                 generator = LayerSeedGenerator(runtime.first_seed, runtime.backend.seed_dtype)
         self.seed_generator = generator
         self._bridge_variables = [*params.variables, *state.variables]
@@ -212,7 +215,7 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
 
     def _get_call_rng(self, training: bool) -> Any:
         """Returns a seed, or a structure of seeds, each made into a key for the call; None for a call without."""
-        return self._get_call_seed() if training else None
+        return self._get_call_seed() if draws(self._runtime.model, training) else None
 
     # Calling.
 
@@ -236,9 +239,16 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
             outputs, new_state = runtime.lifted(seen, flag, (*values, seeds))(*values, seeds, arrays)
         else:
             outputs, new_state = self._call_either_way(flag, seen, values, arrays)
+        if isinstance(outputs, WithLosses):
+            self._add_losses(outputs.losses)
+            outputs = outputs.outputs
         self._shape_hook.check(seen.structure, seen.shapes, outputs)
         runtime.state.assign(new_state)
         return outputs
+
+    def _add_losses(self, losses: Any) -> None:
+        for loss in jax.tree.leaves(losses):
+            self.add_loss(keras.ops.sum(loss))
 
     def _call_either_way(
         self, flag: Any, seen: SeenInputs, values: tuple[list[Any], list[Any]], arrays: list[Any]
@@ -247,22 +257,26 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         generator = self.seed_generator
         before = None if generator is None else generator.state.value
         seeds = self._seeds(True)
+        structures: list[Any] = []
 
-        def call(training: bool) -> tuple[Any, list[Any]]:
-            variables = (*values, seeds if training else None)
+        def call(training: bool) -> list[Any]:
+            variables = (*values, seeds if draws(self._runtime.model, training) else None)
             outputs, state = self._runtime.lifted(seen, training, variables)(*variables, arrays)
             # Both branches must return the same structure.
-            return outputs, [old if new is None else new for old, new in zip(values[1], state, strict=True)]
+            state = [old if new is None else new for old, new in zip(values[1], state, strict=True)]
+            leaves, structure = jax.tree.flatten((outputs, state))
+            structures.append(structure)
+            return leaves
 
-        result = keras.ops.cond(flag, lambda: call(True), lambda: call(False))
-        if generator is not None:
+        result: Any = keras.ops.cond(flag, lambda: call(True), lambda: call(False))
+        if generator is not None and not self._runtime.model.inference_streams:
             generator.state.assign(keras.ops.where(flag, generator.state.value, before))
-        return result
+        return jax.tree.unflatten(structures[0], result)
 
     def _seeds(self, training: bool) -> Any:
         """Draws the seeds of a call."""
         runtime = self._runtime
-        if not runtime.model.rng_streams:
+        if not (runtime.model.rng_streams or runtime.model.inference_streams):
             return None
         return jax.tree.map(runtime.backend.seed_words, self._get_call_rng(training))
 
@@ -333,6 +347,7 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
             "polymorphic_shapes": runtime.polymorphic_shapes,
             "polymorphic_constraints": list(runtime.constraints),
             "seed": self.seed,
+            **({} if self.rng_impl is None else {"rng_impl": self.rng_impl}),
             "native_serialization_platforms": None if runtime.platforms is None else list(runtime.platforms),
             "path_rules": self._rules.get_config(),
         }

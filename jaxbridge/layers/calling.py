@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxbridge.core import prng
-from jaxbridge.core.pure_model import CallInputs, PureModel
+from jaxbridge.core.pure_model import CallInputs, PureModel, WithLosses
 from jaxbridge.core.tree_paths import is_array, leaf_difference, leaf_paths
 from jaxbridge.errors import SignatureError, StructureError
+from jaxbridge.layers.variables import key_words
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +86,11 @@ def pure_function(
         outputs, after = model.apply(
             rebuild_params(params), before, prng.keys_from_seeds(seeds), structure.rebuild(leaves), training
         )
-        return _cast_floats(_checked_outputs(outputs), output_dtype), _checked_state(before, after)
+        new_state = _checked_state(before, after)
+        if isinstance(outputs, WithLosses):
+            values = _cast_floats(_checked_outputs(outputs.outputs), output_dtype)
+            return WithLosses(values, _checked_outputs(outputs.losses)), new_state
+        return _cast_floats(_checked_outputs(outputs), output_dtype), new_state
 
     return run
 
@@ -116,4 +121,4 @@ def _checked_state(before: Any, after: Any) -> list[Any]:
             "the structure, shape and dtype it had (`new.astype(old.dtype)`); nothing was written."
         )
     pairs = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
-    return [None if new is old else new for old, new in pairs if is_array(old)]
+    return [None if new is old else key_words(new) for old, new in pairs if is_array(old)]

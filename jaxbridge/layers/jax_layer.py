@@ -36,6 +36,7 @@ class JaxLayer(BridgeLayer):
         polymorphic_constraints: constraints between the names, such as ("k >= 2",).
         seed: seed of the draws, at least 0 and below 2**32; None for one from Keras' global seed. Draw number n (from 0)
             gets the key `fold_in(key(seed), n)`, `init_fn` gets `fold_in(key(seed), crc32("init"))`.
+        rng_impl: "threefry2x32", "rbg" or "unsafe_rbg" for typed keys of this implementation; None for raw keys.
         native_serialization_platforms: platforms the function is lowered for on the TensorFlow backend, out of "cpu",
             "cuda", "rocm" and "tpu"; None for the one in use, plus "cpu".
         **kwargs: of `keras.layers.Layer`.
@@ -69,9 +70,10 @@ class JaxLayer(BridgeLayer):
         compute_output_shape_fn: Callable[..., Any] | None = None,
         polymorphic_shapes: Any = None,
         polymorphic_constraints: Sequence[str] = (),
+        rng_impl: str | None = None,
         **kwargs: Any,
     ):
-        model, needs = from_functions(call_fn, init_fn)
+        model, needs = from_functions(call_fn, init_fn, typed_keys=rng_impl is not None)
         if init_fn is None and params is None and state is None and needs:
             raise SignatureError(
                 "`init_fn`, `params` and `state` cannot all be `None` when `call_fn` takes a `params` or a `state` argument."
@@ -83,6 +85,7 @@ class JaxLayer(BridgeLayer):
             polymorphic_shapes=polymorphic_shapes,
             polymorphic_constraints=polymorphic_constraints,
             seed=seed,
+            rng_impl=rng_impl,
             native_serialization_platforms=native_serialization_platforms,
             **kwargs,
         )

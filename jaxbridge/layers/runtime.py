@@ -17,7 +17,7 @@ from jaxbridge.core._jax_private import trace_context
 from jaxbridge.core.canonical import canonical_key
 from jaxbridge.core.ladder import infer_outputs
 from jaxbridge.core.programs import MADE_KEPT, PROGRAMS, Program
-from jaxbridge.core.pure_model import CallInputs, PureModel
+from jaxbridge.core.pure_model import CallInputs, PureModel, WithLosses
 from jaxbridge.core.shapes import ArraySpec, Signature, make_signature
 from jaxbridge.errors import ShapeError
 from jaxbridge.layers.calling import InputStructure, pure_function, split_inputs
@@ -158,7 +158,8 @@ class Runtime:
         assert params is not None and state is not None
         if (structure, training) not in self._programs:
             parts = (self.key, params.key, state.key)
-            key = (parts, self.model.rng_streams, structure, training, self.output_dtype)
+            streams = self.model.rng_streams, self.model.inference_streams
+            key = (parts, streams, structure, training, self.output_dtype)
             self._programs[structure, training] = PROGRAMS.get(
                 None if None in parts else key,
                 lambda: pure_function(
@@ -199,11 +200,11 @@ class Runtime:
         """
         signature = self.signature(inputs)
 
-        def infer(pure: Any, params: Sequence[Any], state: Sequence[Any], draws: bool) -> Any:
+        def infer(pure: Any, params: Sequence[Any], state: Sequence[Any], drawing: bool) -> Any:
             read = [_cast_struct(struct, compute_dtype) for struct in params]
-            seeds = jax.ShapeDtypeStruct((2,), np.uint32) if draws and training else None
+            seeds = jax.ShapeDtypeStruct((2,), np.uint32) if drawing else None
             return infer_outputs(
-                lambda leaves: jax.eval_shape(pure, read, list(state), seeds, leaves)[0],
+                lambda leaves: without_losses(jax.eval_shape(pure, read, list(state), seeds, leaves)[0]),
                 signature,
                 concrete_shapes=self.backend.concrete_shapes,
             )
@@ -213,13 +214,23 @@ class Runtime:
             params, state = values.parts
             rebuilds = params.rebuild, state.rebuild
             pure = pure_function(values.model, inputs.structure, *rebuilds, training, self.output_dtype)
-            return infer(pure, params.arrays, state.arrays, bool(values.model.rng_streams))
+            return infer(pure, params.arrays, state.arrays, draws(values.model, training))
         params, state = (tuple(map(_variable_struct, tree.variables)) for tree in (self.params, self.state))
         program = self.program(inputs.structure, training)
         return program.once(
             ("outputs", signature, params, state, compute_dtype),
-            lambda: infer(program.fn, params, state, bool(self.model.rng_streams)),
+            lambda: infer(program.fn, params, state, draws(self.model, training)),
         )
+
+
+def draws(model: PureModel, training: bool) -> bool:
+    """Returns whether a call of the model in this mode draws."""
+    return bool(model.rng_streams if training else model.inference_streams)
+
+
+def without_losses(outputs: Any) -> Any:
+    """Returns the outputs alone."""
+    return outputs.outputs if isinstance(outputs, WithLosses) else outputs
 
 
 def _spec(leaf: Any, float_dtype: str | None) -> ArraySpec:

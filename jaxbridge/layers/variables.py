@@ -12,18 +12,23 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
+from jaxbridge.core import prng
 from jaxbridge.core.canonical import canonical_key
 from jaxbridge.core.tree_paths import clean_paths, is_array, leaf_paths
 
 
 class PartitionedTree:
-    """A pytree taken apart into its arrays and the rest, which is kept as it is (strings, functions, ...)."""
+    """A pytree taken apart into its arrays and the rest, which is kept as it is (strings, functions, ...).
+
+    Typed keys are kept as their key data, unsigned integers that every backend has variables for.
+    """
 
     def __init__(self, tree: Any):
         leaves, self._treedef = jax.tree.flatten(tree)
         self._is_array = [is_array(leaf) for leaf in leaves]
         self._rest = [None if is_array(leaf) else leaf for leaf in leaves]
-        self.arrays = [leaf for leaf in leaves if is_array(leaf)]
+        self._impls = [prng.key_impl(leaf) if prng.is_typed_key(leaf) else None for leaf in leaves]
+        self.arrays = [key_words(leaf) for leaf in leaves if is_array(leaf)]
 
     def with_arrays(self, arrays: list[Any]) -> PartitionedTree:
         """Returns a copy that holds other arrays."""
@@ -34,18 +39,36 @@ class PartitionedTree:
     def rebuild(self, arrays: Any) -> Any:
         """Returns the pytree with these in place of its arrays."""
         values = iter(arrays)
-        leaves = [next(values) if array else rest for array, rest in zip(self._is_array, self._rest, strict=True)]
+        leaves = [
+            _typed(next(values), impl) if array else rest
+            for array, rest, impl in zip(self._is_array, self._rest, self._impls, strict=True)
+        ]
         return jax.tree.unflatten(self._treedef, leaves)
 
     def key(self) -> Hashable | None:
         """Returns a key that is equal for pytrees that differ in their arrays only; None if there is none."""
         rest = canonical_key(self._rest)
-        return None if rest is None else (self._treedef, rest)
+        return None if rest is None else (self._treedef, rest, tuple(self._impls))
 
     def paths(self, prefix: str) -> list[str]:
         """Returns the path of every array."""
         numbered = jax.tree.unflatten(self._treedef, range(len(self._is_array)))
         return [path for path, array in zip(leaf_paths(numbered, prefix), self._is_array, strict=True) if array]
+
+
+def key_words(leaf: Any) -> Any:
+    """Returns typed keys (also abstract ones) as their key data; other leaves as they are."""
+    if not prng.is_typed_key(leaf):
+        return leaf
+    return jax.random.key_data(leaf) if isinstance(leaf, jax.Array) else jax.eval_shape(jax.random.key_data, leaf)
+
+
+def _typed(array: Any, impl: Any) -> Any:
+    """Returns key data as typed keys; what is no array of JAX (a Keras variable) stays as it is."""
+    if impl is None or not isinstance(array, jax.Array | np.ndarray | jax.ShapeDtypeStruct):
+        return array
+    wrap = lambda words: jax.random.wrap_key_data(words, impl=impl)
+    return jax.eval_shape(wrap, array) if isinstance(array, jax.ShapeDtypeStruct) else wrap(jnp.asarray(array))
 
 
 class VariableTree:
