@@ -2,7 +2,7 @@
 
 python -m benchmarks.speed                                       # everything, about half an hour on 2 cores
 python -m benchmarks.speed --only "eager|train" --json a.json    # a part of it, and the figures in a file
-python -m benchmarks.speed --page a.json b.json                  # writes the tables and the plot of docs/speed.md
+python -m benchmarks.speed --page a.json b.json                  # writes docs/speed.md and its plot
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from benchmarks.speed.timing import ROOT, in_process
+from benchmarks.speed.timing import ROOT, in_process, quantity, ratio_text
 
 BACKENDS = ("jax", "tensorflow")
 BLOCKS = (1, 4, 16, 64)
@@ -47,6 +47,14 @@ def rows(rounds: int) -> dict[str, Callable[[], Row]]:
             for jit in ("auto", "True", "False") if backend == "tensorflow" else ("auto",):
                 text = f"{backend}: train step, {model}, jit_compile={jit}"
                 add(text, backend, "steps", model, jit, str(rounds))
+        for name in ("64 blocks", "transformer"):
+            add(
+                f"{backend}: train step, {name}, a layer per block or one around all",
+                backend,
+                "fused",
+                name,
+                str(rounds),
+            )
         for count in BLOCKS:
             text = f"{backend}: build and first train step, {count} equal blocks"
             found[text] = lambda b=backend, n=count: first_steps(b, n, max(1, rounds // 5))
@@ -103,22 +111,8 @@ def measured(only: str, rounds: int) -> dict[str, Row]:
 
 def line_of(name: str, row: Row) -> str:
     """Returns a row of the table: our figure, and each peer's with our ratio to it."""
-    ours = row.get("jaxbridge")
-    cells = []
-    for peer, value in row.items():
-        text = _quantity(name, value)
-        if peer != "jaxbridge" and isinstance(value, float | int) and isinstance(ours, float | int) and value:
-            text += f" (ratio {ours / value:.2f})"
-        cells.append(f"{peer}: {text}")
+    cells = [f"{peer}: {quantity(name, value)}{ratio_text(row, peer)}" for peer, value in row.items()]
     return f"| {name} | {' | '.join(cells)} |"
-
-
-def _quantity(name: str, value: Any) -> str:
-    if not isinstance(value, float | int):
-        return str(value)
-    if "memory" in name or "bytes" in name:
-        return f"{value / 2**20:.2f} MiB"
-    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.3g} ms"
 
 
 def environment() -> dict[str, str]:
@@ -140,7 +134,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="regular expression: the rows to measure")
     parser.add_argument("--rounds", type=int, default=15, help="alternating rounds per row (default 15)")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    parser.add_argument("--page", type=Path, nargs="+", help="write docs/speed_tables.md and its plot from such files")
+    parser.add_argument("--page", type=Path, nargs="+", help="write docs/speed.md and its plot from such files")
     options = parser.parse_args()
     if options.page:
         from benchmarks.speed.page import write_page

@@ -34,6 +34,17 @@ class Block(nn.Module):
         return x + nn.Dense(self.width)(nn.gelu(nn.Dense(2 * self.width)(nn.LayerNorm()(x))))
 
 
+class Attention(nn.Module):
+    """A transformer's block."""
+
+    width: int = 64
+
+    @nn.compact
+    def __call__(self, x):
+        x = x + nn.MultiHeadDotProductAttention(num_heads=4)(nn.LayerNorm()(x))
+        return Block(self.width)(x)
+
+
 class ViT(nn.Module):
     width: int = 64
     depth: int = 4
@@ -44,8 +55,7 @@ class ViT(nn.Module):
         x = x.reshape((x.shape[0], -1, self.width))
         x = x + self.param("positions", nn.initializers.normal(0.02), (1, *x.shape[1:]))
         for _ in range(self.depth):
-            x = x + nn.MultiHeadDotProductAttention(num_heads=4)(nn.LayerNorm()(x))
-            x = Block(self.width)(x)
+            x = Attention(self.width)(x)
         return nn.Dense(10)(x.mean(1))
 
 

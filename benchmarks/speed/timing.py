@@ -50,3 +50,20 @@ def in_process(backend: str, *arguments: str) -> Any:
         lines = [line for line in result.stderr.strip().splitlines() if "Error" in line]
         return f"error: {lines[-1][:100] if lines else result.returncode}"
     return json.loads(result.stdout.strip().splitlines()[-1])
+
+
+def quantity(name: str, value: Any) -> str:
+    """Returns a figure with its unit: bytes where the row's name says so, else seconds."""
+    if not isinstance(value, float | int):
+        return str(value)
+    if "memory" in name or "bytes" in name:
+        return f"{value / 2**20:.2f} MiB"
+    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.3g} ms"
+
+
+def ratio_text(row: dict[str, Any], peer: str) -> str:
+    """Returns our figure divided by a peer's, as it stands behind the peer's."""
+    ours, value = row.get("jaxbridge"), row[peer]
+    if peer == "jaxbridge" or not isinstance(value, float | int) or not isinstance(ours, float | int) or not value:
+        return ""
+    return f" ({ours / value:.2f})"

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import keras
@@ -92,6 +93,37 @@ def steps(name: str, jit_compile: str, rounds: int) -> dict[str, Any]:
 
     peers = [*BRIDGES, *(["native"] if name in models.NATIVE else [])]
     return times({**{peer: maker(peer) for peer in peers}, "plain JAX": lambda: models.plain_step(name)}, rounds)
+
+
+class AllBlocks(nn.Module):
+    blocks: tuple[nn.Module, ...]
+
+    @nn.compact
+    def __call__(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def fused(name: str, rounds: int) -> dict[str, Any]:
+    """A training step with a layer per block, and with one layer around all of them: what lifting them as one would gain."""
+    from jaxbridge import FlaxLayer
+
+    if name == "64 blocks":
+        make, shape = (lambda: [models.Block() for _ in range(64)]), (64,)
+    else:
+        make, shape = (lambda: [models.Attention() for _ in range(6)]), (32, 64)
+    x = keras.ops.convert_to_tensor(np.random.default_rng(0).normal(size=(32, *shape)).astype("float32"))
+
+    def maker(layers: Callable[[], list[Any]]) -> Callable[[], Callable[[], Any]]:
+        def build():
+            model = models.sequential(layers(), shape)
+            return lambda: model.train_on_batch(x, x)
+
+        return build
+
+    one = lambda: [FlaxLayer(AllBlocks(tuple(make())))]
+    return times({"jaxbridge": maker(lambda: [FlaxLayer(block) for block in make()]), "one layer": maker(one)}, rounds)
 
 
 def loop(what: str, rounds: int) -> dict[str, Any]:
@@ -234,6 +266,8 @@ def main(what: str, *arguments: str) -> None:
         result: Any = eager(arguments[0] == "training", int(arguments[1]))
     elif what == "steps":
         result = steps(arguments[0], arguments[1], int(arguments[2]))
+    elif what == "fused":
+        result = fused(arguments[0], int(arguments[1]))
     elif what == "loop":
         result = loop(arguments[0], int(arguments[1]))
     elif what == "first_step":

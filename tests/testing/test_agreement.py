@@ -7,6 +7,7 @@ import pytest
 from jaxbridge import FlaxLayer, JaxLayer
 from jaxbridge.testing import BackendsDisagree, assert_backends_agree
 from jaxbridge.testing.agreement import WorkerFailed
+from tests.cases import CASES
 
 SIZES = ({"b": 2, "t": 5}, {"b": 3, "t": 7})
 
@@ -57,3 +58,27 @@ def test_an_error_on_a_backend_is_passed_on():
 def test_a_factory_that_cannot_be_imported_is_refused():
     with pytest.raises(TypeError, match="top level of a module"):
         assert_backends_agree(lambda: block(), batch, SIZES)
+
+
+# The whole table of models, each by one call of the kit: minutes, since every case starts processes of its own.
+
+
+def _importable(name, layer):
+    """Returns a function that the kit's processes find in this module by its name."""
+
+    def make():
+        return layer()
+
+    make.__qualname__ = make.__name__ = name
+    return make
+
+
+MAKERS = {case.name: _importable(f"make_{case.name}", case.layer) for case in CASES}
+globals().update({make.__name__: make for make in MAKERS.values()})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_model_of_the_table_agrees(case):
+    sizes = [{"b": 2, "s": 8}, {"b": 3, "s": 8 if case.unknown == (0,) else 12}]
+    assert_backends_agree(MAKERS[case.name], lambda b, s: case.args(b, s), sizes)
