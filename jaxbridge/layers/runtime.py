@@ -177,14 +177,14 @@ class Runtime:
         key = (inputs, training, treedef, dtypes, lowering, trace_context())
         found = self._lifted.get(key)
         if found is None:
+            if len(self._lifted) >= MADE_KEPT:
+                self._lifted.clear()  # at once, which threads need no lock for; the program has kept them
             signature = self.signature(inputs)
             program = self.program(inputs.structure, training)
             found = self._lifted[key] = program.once(
                 ("lifted", signature, treedef, dtypes, lowering),
                 lambda: self.backend.lift(program.fn, variables, signature, lowering),
             )
-            while len(self._lifted) > MADE_KEPT:
-                self._lifted.pop(next(iter(self._lifted)), None)
         return found
 
     # Shapes of outputs.

@@ -1,13 +1,15 @@
 """Equal layers share what was made of their function."""
 
+import concurrent.futures
 import itertools
 
 import flax.linen as nn
+import jax
 import keras
 import numpy as np
 import pytest
 
-from jaxbridge import FlaxLayer, jax2tf
+from jaxbridge import FlaxLayer, JaxLayer, jax2tf
 from jaxbridge.core.programs import PROGRAMS
 
 TRACES = itertools.count()  # unlike a list, nothing that a canonical key would look into
@@ -51,6 +53,58 @@ def test_a_second_model_of_equal_blocks_traces_and_makes_nothing():
     again, second = traces_of(lambda: fitted(3))
     assert again == 0 and PROGRAMS.misses == misses
     assert len(first.layers) == 2 and len(second.layers) == 3
+
+
+def test_threads_share_what_is_made():
+    PROGRAMS.clear()
+    layer = FlaxLayer(Block())
+    x = np.ones((4, 4), "float32")
+    layer(keras.KerasTensor((None, 4)))
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        traces, outputs = traces_of(lambda: list(pool.map(lambda _: layer(x), range(16))))
+    assert traces <= 1
+    for output in outputs:
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(output), keras.ops.convert_to_numpy(layer(x)))
+
+
+def sizes_seen(layer, x):
+    """What the user's Python sees of its input in two calls: a debugger stops there."""
+    SEEN.clear()
+    layer(x), layer(x)
+    return list(SEEN)
+
+
+SEEN = []
+
+
+def looked_at(inputs):
+    SEEN.append(type(inputs))
+    return inputs + 1
+
+
+@pytest.mark.keras_backends("jax")
+def test_without_jit_every_call_runs_the_users_python_on_arrays():
+    layer = JaxLayer(looked_at)
+    x = np.ones((4, 4), "float32")
+    layer(x)
+    assert sizes_seen(layer, x) == []
+    with jax.disable_jit():
+        # Before them the trace that looks for closed-over arrays.
+        assert [issubclass(kind, jax.core.Tracer) for kind in sizes_seen(layer, x)][-2:] == [False, False]
+
+
+@pytest.mark.keras_backends("tensorflow")
+def test_functions_run_eagerly_give_the_same():
+    import tensorflow as tf
+
+    layer = FlaxLayer(Block())
+    x = np.ones((4, 4), "float32")
+    want = layer(x)
+    tf.config.run_functions_eagerly(True)
+    try:
+        np.testing.assert_allclose(layer(x), want, rtol=1e-6)
+    finally:
+        tf.config.run_functions_eagerly(False)
 
 
 def test_shared_functions_do_not_share_weights_or_draws():
