@@ -95,7 +95,8 @@ def exports(backend: str, rounds: int) -> dict[str, Row]:
     return {"seconds": pick("seconds"), "bytes": pick("bytes"), **latencies}
 
 
-def measured(only: str, rounds: int) -> dict[str, Row]:
+def measured(only: str, rounds: int, file: Path | None) -> dict[str, Row]:
+    """Measures and prints the rows that match `only`; the file has those that are done, should the run be stopped."""
     results: dict[str, Row] = {}
     for name, measure in rows(rounds).items():
         if not re.search(only, name):
@@ -106,6 +107,8 @@ def measured(only: str, rounds: int) -> dict[str, Row]:
         for part, row in parts.items():
             results[part] = row if isinstance(row, dict) else {"error": row}
             print(line_of(part, results[part]), flush=True)
+        if file:
+            file.write_text(json.dumps({**environment(), "rows": results}, indent=1))
     return results
 
 
@@ -116,7 +119,7 @@ def line_of(name: str, row: Row) -> str:
 
 
 def environment() -> dict[str, str]:
-    installed = {distribution.metadata["Name"] for distribution in metadata.distributions()}
+    installed = {d.metadata["Name"].lower().replace("_", "-") for d in metadata.distributions()}
     processor = next(
         (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
         platform.processor(),
@@ -141,10 +144,7 @@ def main() -> None:
 
         write_page([json.loads(file.read_text()) for file in options.page], ROOT / "docs")
         return
-    document = {**environment(), "rows": measured(options.only, options.rounds)}
-    if options.json:
-        options.json.write_text(json.dumps(document, indent=1))
-    if not document["rows"]:
+    if not measured(options.only, options.rounds, options.json):
         sys.exit(f"No row matches {options.only!r}.")
 
 
