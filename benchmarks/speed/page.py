@@ -71,7 +71,7 @@ def plot(document: dict[str, Any], file: Path) -> None:
     axes.axvline(1, color="black", linewidth=1)
     axes.set_xscale("log")
     axes.set_yticks([len(found) - position for position in range(len(found))], [name for name, _ in found])
-    axes.set_xlabel("time of the peer / time of jaxbridge (right of the line: jaxbridge is faster)")
+    axes.set_xlabel("time of the peer / time of jaxbridge\n(right of the line: jaxbridge is faster)")
     axes.legend(loc="lower right")
     axes.grid(axis="x", alpha=0.3)
     figure.tight_layout()
