@@ -61,18 +61,25 @@ def linear_init(rng, inputs):
     return {"w": jax.random.normal(rng, (inputs.shape[-1], 4))}
 
 
-ROWS: dict[str, Callable[[Api], None]] = {}
+Row = Callable[[Api], None]
+ROWS: dict[str, Row] = {}
 
 
-def row(name: str) -> Callable[[Callable[[Api], None]], Callable[[Api], None]]:
-    """Adds a function to the table."""
+def adder_to(rows: dict[str, Row]) -> Callable[[str], Callable[[Row], Row]]:
+    """Returns the decorator that adds a function to a table, under its name there."""
 
-    def add(function: Callable[[Api], None]) -> Callable[[Api], None]:
-        assert name not in ROWS
-        ROWS[name] = function
-        return function
+    def row(name: str) -> Callable[[Row], Row]:
+        def add(function: Row) -> Row:
+            assert name not in rows
+            rows[name] = function
+            return function
 
-    return add
+        return add
+
+    return row
+
+
+row = adder_to(ROWS)
 
 
 def same(got: Any, want: Any, rtol: float = 2e-4) -> None:

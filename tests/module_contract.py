@@ -20,22 +20,12 @@ import numpy as np
 from flax import nnx
 
 from tests.adapters import modules as m
-from tests.contract import Api, X, Y, finite, fit, same, sequential
+from tests.contract import Row, X, Y, adder_to, finite, fit, same, sequential
 
-ROWS: dict[str, Callable[[Api], None]] = {}
+ROWS: dict[str, Row] = {}
+row = adder_to(ROWS)
 
 numpy = keras.ops.convert_to_numpy
-
-
-def row(name: str) -> Callable[[Callable[[Api], None]], Callable[[Api], None]]:
-    """Adds a function to the table."""
-
-    def add(function: Callable[[Api], None]) -> Callable[[Api], None]:
-        assert name not in ROWS
-        ROWS[name] = function
-        return function
-
-    return add
 
 
 def modes(layer: Any, x: Any = X) -> tuple[Any, Any]:

@@ -152,10 +152,17 @@ class Adapter(abc.ABC):
                 )
 
 
-def keywords(flags: Mapping[str, Sequence[Any]], options: ModuleOptions, inputs: CallInputs, training: bool) -> dict:
-    """Returns the keyword arguments of a call: flags, then what is fixed, then what the call itself gives."""
+def keywords(
+    flags: Mapping[str, Sequence[Any]],
+    options: ModuleOptions,
+    inputs: CallInputs,
+    training: bool,
+    takes_mask: bool = False,
+) -> dict[str, Any]:
+    """Returns the keyword arguments of a call: the mask, flags, then what is fixed, then what the call itself gives."""
+    mask = {"mask": inputs.mask} if takes_mask and inputs.mask is not None else {}
     extra = {name: pair[0 if training else 1] for name, pair in flags.items()}
-    return {**extra, **options.call_kwargs, **inputs.kwargs}
+    return {**mask, **extra, **options.call_kwargs, **inputs.kwargs}
 
 
 def named_method(cls: type, method: Callable[..., Any] | str | None, default: str = "__call__") -> Callable[..., Any]:

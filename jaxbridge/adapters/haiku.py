@@ -72,8 +72,7 @@ class _HaikuModel:
         flags.check_all_found(options, self._flags, "the function")
 
     def _keywords(self, inputs: CallInputs, training: bool) -> dict[str, Any]:
-        mask = {"mask": inputs.mask} if self._takes_mask and inputs.mask is not None else {}
-        return {**mask, **keywords(self._flags, self._options, inputs, training)}
+        return keywords(self._flags, self._options, inputs, training, self._takes_mask)
 
     def init(self, key: Any, inputs: CallInputs, training: bool) -> tuple[Any, Any]:
         made = self._init(key, *inputs.args, **self._keywords(inputs, training))

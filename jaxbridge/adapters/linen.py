@@ -102,8 +102,7 @@ class _LinenModel:
         )
 
     def _keywords(self, inputs: CallInputs, training: bool) -> dict[str, Any]:
-        mask = {"mask": inputs.mask} if self.takes_mask and inputs.mask is not None else {}
-        return {**mask, **keywords(self.flags, self.options, inputs, training)}
+        return keywords(self.flags, self.options, inputs, training, self.takes_mask)
 
     def init(self, key: Any, inputs: CallInputs, training: bool) -> tuple[Any, Any]:
         streams = prng.stream_keys(key, ("params", *(_INIT_STREAMS if self.rngs is None else self.rngs)))

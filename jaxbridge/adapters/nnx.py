@@ -152,8 +152,8 @@ class _NNXModel:
         # `train` and `eval` change static attributes: what the call may not change is compared from here.
         before = nnx.graphdef(module)
         drawn = self._drawn_values(module)
-        mask = {"mask": inputs.mask} if self.takes_mask and inputs.mask is not None else {}
-        outputs = self.method(module, *inputs.args, **mask, **keywords(self.flags, self.options, inputs, training))
+        words = keywords(self.flags, self.options, inputs, training, self.takes_mask)
+        outputs = self.method(module, *inputs.args, **words)
         passing = nnx.pop(module, _has_role(self.layout.types, _PASSING))
         after = nnx.graphdef(module)
         if after != before:
