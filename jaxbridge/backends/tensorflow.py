@@ -118,13 +118,20 @@ class _Lifted:
             if all(shape.is_fully_defined() for shape in given):  # else the graph holds assertions
                 self._inputs.check([shape.as_list() for shape in given])
         conversion = self._conversion if self._static is None else self._at_static_sizes(leaves)
-        if tf.executing_eagerly() and not tf.config.functions_run_eagerly():
-            return self._compiled(conversion, tensors)
-        return conversion(tensors, True)
+        if tf.config.functions_run_eagerly():
+            return conversion(tensors, True)
+        recorded = _tf_private.is_recorded(tensors)
+        if tf.executing_eagerly():
+            return self._compiled(conversion, tensors, recorded)
+        if not recorded:
+            return conversion(tensors, True)
+        # In a training step a call of the function costs the graph two ops, where what is in it is more than a hundred:
+        # of 64 equal blocks the first step takes 3.4 s instead of 6.8.
+        return conversion.around(tensors, lambda checked: self._compiled(conversion, checked, True))
 
-    def _compiled(self, conversion: Conversion, tensors: list[Any]) -> Any:
+    def _compiled(self, conversion: Conversion, tensors: list[Any], recorded: bool) -> Any:
         """Runs the conversion as a `tf.function`: one with residuals where a tape records, one without elsewhere."""
-        key = (conversion, _tf_private.is_recorded(tensors))
+        key = (conversion, recorded)
         with self._lock:
             if key not in self._functions:
                 signature = [
@@ -133,7 +140,7 @@ class _Lifted:
                         conversion.signature.keras_shapes(), conversion.signature.dtypes, strict=True
                     )
                 ]
-                self._functions[key] = _compiled_function(lambda *args: conversion(args, True, key[1]), signature)
+                self._functions[key] = _compiled_function(lambda *args: conversion(args, True, recorded), signature)
             function, treedef = self._functions[key]
         return jax.tree.unflatten(treedef, _tf_private.call_flat(function, tensors))
 
@@ -165,7 +172,9 @@ def _compiled_function(fn: Callable[..., Any], signature: Sequence[Any]) -> tupl
         treedefs[:] = [treedef]
         return leaves
 
-    function = tf.function(flat, input_signature=signature, autograph=False).get_concrete_function()
+    # Not in the graph or on the device of whoever is the first to call it.
+    with tf.init_scope(), tf.device(None):
+        function = tf.function(flat, input_signature=signature, autograph=False).get_concrete_function()
     return function, treedefs[0]
 
 

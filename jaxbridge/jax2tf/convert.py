@@ -135,16 +135,21 @@ class Conversion:
         self.function = Differentiable(flat, signature.structs(), options)
 
     def __call__(self, tensors: Sequence[Any], with_gradient: bool, recorded: bool | None = None) -> Any:
-        tensors = _checked_sizes(self.signature, tensors)
         if with_gradient:
-            outs = self.function(tensors, recorded)
+            run = lambda checked: self.function(checked, recorded)
         else:
-            outs = self.function.without_gradient(
-                tensors, "This function was converted with `with_gradient=False`: convert it with `with_gradient=True`."
-            )
+            message = "This function was converted with `with_gradient=False`: convert it with `with_gradient=True`."
+            run = lambda checked: self.function.without_gradient(checked, message)
+        outs = self.around(tensors, run)
+        return jax.tree.unflatten(self._out_trees[0], outs)  # known now: the call may have been the first to trace
+
+    def around(self, tensors: Sequence[Any], run: Callable[[list[Any]], Any]) -> Any:
+        """Returns what `run` makes of the tensors (outputs in a list or pytree), with all sizes checked and set that are known."""
+        tensors = _checked_sizes(self.signature, tensors)
+        outs = run(tensors)
         if not tf.executing_eagerly():
-            _set_known_sizes(outs, self.function.out_structs, self.signature, tensors)
-        return jax.tree.unflatten(self._out_trees[0], outs)
+            _set_known_sizes(jax.tree.leaves(outs), self.function.out_structs, self.signature, tensors)
+        return outs
 
 
 class _Conversions:
