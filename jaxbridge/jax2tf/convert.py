@@ -144,7 +144,7 @@ class Conversion:
         return jax.tree.unflatten(self._out_trees[0], outs)  # known now: the call may have been the first to trace
 
     def around(self, tensors: Sequence[Any], run: Callable[[list[Any]], Any]) -> Any:
-        """Returns what `run` makes of the tensors (outputs in a list or pytree), with all sizes checked and set that are known."""
+        """Returns what `run` makes of the tensors, a pytree: their sizes are checked first, known sizes of outputs set."""
         tensors = _checked_sizes(self.signature, tensors)
         outs = run(tensors)
         if not tf.executing_eagerly():
