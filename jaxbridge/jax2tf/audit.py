@@ -40,12 +40,15 @@ _EXPANDED = (
     "XLA's EighExpander, QrExpander and HouseholderExpander are in its CPU and GPU compilers; TPUs have them built in"
 )
 _REFINED = "TensorFlow's XlaCallModule op rewrites it when shapes are known, before any compiler sees it"
+_UNPACKED = "XLA reads it as the operation of that name, before any compiler sees it; JAX 0.7 writes it"
 _JAXLIB = "registered by jaxlib"
 
 TABLE = (
     CustomCall("Eigh", _ALL, _EXPANDED),
     CustomCall("Qr", _ALL, _EXPANDED),
     CustomCall("ProductOfElementaryHouseholderReflectors", _ALL, _EXPANDED),
+    CustomCall("mhlo.topk", _ALL, _UNPACKED),
+    CustomCall("mhlo.erf", _ALL, _UNPACKED),
     CustomCall("shape_assertion", _ALL, _REFINED),
     CustomCall("stablehlo.dynamic_*", _ALL, _REFINED, measured=False),
     CustomCall("Sharding", _ALL, "XLA's partitioner removes it"),
