@@ -148,6 +148,8 @@ def test_what_a_branch_of_one_platform_calls_is_not_missing_on_another():
     ("target", "platforms"),
     [
         ("Qr", {"cpu", "cuda", "rocm", "tpu"}),
+        ("mhlo.topk", {"cpu", "cuda", "rocm", "tpu"}),
+        ("mhlo.erf", {"cpu", "cuda", "rocm", "tpu"}),
         ("stablehlo.dynamic_top_k", {"cpu", "cuda", "rocm", "tpu"}),
         ("LuDecomposition", {"tpu"}),
         ("lapack_sgetrf_ffi", set()),
