@@ -41,3 +41,7 @@ class MissingDependencyError(JaxBridgeError, ImportError):
 
 class UnsupportedBackendError(JaxBridgeError, ValueError):
     """The Keras backend in use has no file in `jaxbridge/backends`."""
+
+
+class LoweringError(JaxBridgeError, ValueError):
+    """A layer or model cannot be lowered or compiled, or not for what was asked."""

@@ -34,6 +34,9 @@ class Backend(abc.ABC):
     #: Whether functions are only ever traced at concrete sizes.
     concrete_shapes: bool
 
+    #: Whether JAX traces every Keras layer; if not, only the functions of bridge layers.
+    traces_with_jax: bool
+
     #: The dtype of Keras' seed states.
     seed_dtype: str
 

@@ -16,6 +16,7 @@ from jaxbridge.core.shapes import Signature
 
 class JaxBackend(Backend):
     concrete_shapes = True
+    traces_with_jax = True
     seed_dtype = "uint32"
 
     def lift(

@@ -31,6 +31,7 @@ from jaxbridge.jax2tf.platforms import default_platforms  # noqa: E402
 
 class TensorFlowBackend(Backend):
     concrete_shapes = False
+    traces_with_jax = False
     seed_dtype = "int64"
 
     def lift(

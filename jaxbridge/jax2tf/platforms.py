@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-#: What `jax.export` calls them.
-PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+from jaxbridge.core.platforms import PLATFORMS as PLATFORMS
 
 
 def default_platforms() -> tuple[str, ...]:

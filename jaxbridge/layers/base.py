@@ -142,35 +142,44 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         seen, runtime.seen = runtime.seen or runtime.inputs_of_shape(input_shape, self.compute_dtype), None
         start = self._initialization(seen)
         with runtime.backend.build_scope():
-            params = VariableTree(
-                start.parts[0],
-                lambda: start.values()[0],
-                prefix=self._scopes[0],
-                trainable=True,
-                float_dtype=self.variable_dtype,
-                # Where nothing is cast Keras still calls `cast` at every read, which on TensorFlow takes 40 us a variable.
-                autocast=self.autocast and self.compute_dtype != self.variable_dtype,
-            )
-            # Statistics and counters keep their own dtype under every policy.
-            state = VariableTree(
-                start.parts[1],
-                lambda: start.values()[1],
-                prefix=self._scopes[1],
-                trainable=False,
-                float_dtype=None,
-                autocast=False,
-            )
+            params, state = self._make_trees(start)
             generator = None
             if start.model.rng_streams or start.model.inference_streams:
                 generator = LayerSeedGenerator(runtime.first_seed, runtime.backend.seed_dtype)
         self.seed_generator = generator
         self._bridge_variables = [*params.variables, *state.variables]
         runtime.model, runtime.params, runtime.state = start.model, params, state
-        # Under a policy that asks for another dtype than float32, outputs have it, as Keras' own layers' do.
-        runtime.output_dtype = self.compute_dtype if self.autocast and self.compute_dtype != "float32" else None
+        runtime.output_dtype = self._output_dtype()
         runtime.declared = (seen.structure, runtime.signature(seen))
         self._set_trainable(self.trainable)
         start.forget()
+
+    def _make_trees(self, start: Initialization) -> tuple[VariableTree, VariableTree]:
+        """Makes the variables of params and state, which get the first values of `start`."""
+        params = VariableTree(
+            start.parts[0],
+            lambda: start.values()[0],
+            prefix=self._scopes[0],
+            trainable=True,
+            float_dtype=self.variable_dtype,
+            # Where nothing is cast Keras still calls `cast` at every read, which on TensorFlow takes 40 us a variable.
+            autocast=self.autocast and self.compute_dtype != self.variable_dtype,
+        )
+        # Statistics and counters keep their own dtype under every policy.
+        state = VariableTree(
+            start.parts[1],
+            lambda: start.values()[1],
+            prefix=self._scopes[1],
+            trainable=False,
+            float_dtype=None,
+            autocast=False,
+        )
+        return params, state
+
+    def _output_dtype(self) -> str | None:
+        """Returns the dtype of floating outputs: under a policy that asks for another than float32 they have it, as Keras'
+        own layers' do; None for that of the function."""
+        return self.compute_dtype if self.autocast and self.compute_dtype != "float32" else None
 
     def get_build_config(self) -> dict[str, Any] | None:
         """Returns structure, shapes and dtypes of the inputs that the layer was built for."""

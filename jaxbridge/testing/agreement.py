@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import os
 import pickle
 import subprocess
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxbridge.core.references import Reference
 from jaxbridge.errors import JaxBridgeError
 
 BACKENDS = ("jax", "tensorflow")
@@ -34,7 +34,7 @@ class Job:
     """What a backend's process is asked to do.
 
     Attributes:
-        factory: (module name, file, qualified name) of the function that makes the layer.
+        factory: the function that makes the layer.
         cases: pairs of a label and the layer's positional inputs (a tuple of pytrees of numpy arrays).
         seed: Keras' global seed, set before the layer is made.
         own_weights: where to write this backend's weights.
@@ -42,7 +42,7 @@ class Job:
         export_to: where to export a model of the layer; None not to.
     """
 
-    factory: tuple[str, str, str]
+    factory: Reference
     cases: tuple[tuple[str, tuple[Any, ...]], ...]
     seed: int
     own_weights: str
@@ -167,15 +167,14 @@ def _positional(inputs: Any) -> tuple[Any, ...]:
     return inputs if type(inputs) is tuple else (inputs,)
 
 
-def _importable(factory: Callable[[], Any]) -> tuple[str, str, str]:
-    name = getattr(factory, "__qualname__", "<locals>")
-    file = inspect.getsourcefile(factory) if inspect.isfunction(factory) or inspect.isclass(factory) else None
-    if "<" in name or file is None:
+def _importable(factory: Callable[[], Any]) -> Reference:
+    reference = Reference.to(factory)
+    if reference is None:
         raise TypeError(
             f"`layer_factory` must be a function at the top level of a module, since each backend's process imports it; got "
             f"{factory!r}. Write `def make(): return ...` outside of the test."
         )
-    return factory.__module__, file, name
+    return reference
 
 
 def _run(jobs: Mapping[str, Job], folder: Path, timeout: float) -> dict[str, dict[str, Any]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import pickle
 import sys
 import time
@@ -25,7 +23,7 @@ _TRAINING_CALLS = 2
 
 def main(job_file: str, results_file: str) -> None:
     job: Job = pickle.loads(Path(job_file).read_bytes())
-    factory = _import(*job.factory)
+    factory = job.factory.load()
     layer = _make(job, factory)
     results: dict[str, Any] = {f"path of variable {i}": variable.path for i, variable in enumerate(layer.variables)}
     _model(layer, job).save_weights(job.own_weights)
@@ -47,20 +45,6 @@ def main(job_file: str, results_file: str) -> None:
             values = _inference(layer, label, inputs)
             results.update({f"read from {other}: {key}": value for key, value in values.items()})
     Path(results_file).write_bytes(pickle.dumps(results))
-
-
-def _import(module: str, file: str, name: str) -> Any:
-    try:
-        found = importlib.import_module(module)
-    except ImportError:
-        spec = importlib.util.spec_from_file_location(module, file)
-        assert spec is not None and spec.loader is not None
-        found = importlib.util.module_from_spec(spec)
-        sys.modules[module] = found
-        spec.loader.exec_module(found)
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found
 
 
 def _make(job: Job, factory: Any, seed: int | None = None) -> Any:

@@ -1,0 +1,177 @@
+"""Layers and inputs without values."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+
+from jaxbridge.core.shapes import make_signature
+from jaxbridge.errors import LoweringError
+from jaxbridge.layers.base import BridgeLayer
+from jaxbridge.stages import _keras_private
+
+
+@contextlib.contextmanager
+def abstract_variables() -> Iterator[None]:
+    """Returns a context in which Keras variables are made without values, and never get any.
+
+    Keras' global seeds are afterwards what they were, so that a model that is made here changes no later one.
+    """
+    waiting, seeds = _keras_private.uninitialized_variables(), random.getstate()
+    try:
+        with keras.StatelessScope(initialize_variables=False):
+            yield
+    finally:
+        _keras_private.forget_uninitialized_variables(waiting, _no_value)
+        random.setstate(seeds)
+
+
+def _no_value(*_: Any, **__: Any) -> Any:
+    raise LoweringError(
+        "This variable was made without a value. A function that is given to `jaxbridge.lower` or `jaxbridge.summary` must "
+        "make all the layers of its model, and not use ones that are used elsewhere."
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A layer and how it is called.
+
+    Attributes:
+        layer: the layer or model; built, unless it is a bridge layer.
+        inputs: its positional inputs.
+        has_values: whether its variables have values.
+    """
+
+    layer: keras.layers.Layer
+    inputs: AbstractInputs
+    has_values: bool
+
+
+def find_target(given: Any, inputs: Any) -> Target:
+    """Returns a layer that can be traced: `given` itself, or one that is made of it without values.
+
+    Args:
+        given: a layer or model, which is left as it is; or a function without arguments that makes one.
+        inputs: as `lower` takes them.
+
+    Raises:
+        LoweringError: the function makes no layer, or an unbuilt layer has no config that it could be made anew from.
+    """
+    if isinstance(given, keras.layers.Layer):
+        if isinstance(given, BridgeLayer) or given.built:
+            return Target(given, _positional(given, inputs), True)
+        make: Callable[[], Any] = lambda: _anew(given)
+    elif callable(given):
+        make = given
+    else:
+        raise LoweringError(
+            f"Only a Keras layer or model, or a function without arguments that makes one, can be lowered; got {given!r} "
+            f"of type {type(given).__name__}."
+        )
+    with abstract_variables():
+        layer = make()
+        if not isinstance(layer, keras.layers.Layer):
+            raise LoweringError(f"{given!r} must return a Keras layer or model, and returned {layer!r}.")
+        arguments = _positional(layer, inputs)
+        if not isinstance(layer, BridgeLayer) and not layer.built:
+            layer(*arguments.keras_tensors())
+    return Target(layer, arguments, False)
+
+
+def _positional(layer: keras.layers.Layer, inputs: Any) -> AbstractInputs:
+    """Returns the arguments of a call: several for a tuple, except where the layer's only argument may be one."""
+    takes_one = isinstance(layer, keras.Model) and bool(getattr(layer, "inputs", None))
+    return AbstractInputs.of(inputs if type(inputs) is tuple and not takes_one else (inputs,))
+
+
+def _anew(layer: keras.layers.Layer) -> keras.layers.Layer:
+    try:
+        return type(layer).from_config(layer.get_config())
+    except Exception as error:  # whatever a user's class raises
+        raise LoweringError(
+            f"'{layer.name}' is not built, and cannot be made anew from its config to be built without values: "
+            f"{type(error).__name__}: {error}\nCall it once on data, or pass the function that makes it: "
+            f"`jaxbridge.lower(lambda: {type(layer).__name__}(...), inputs)`."
+        ) from error
+
+
+@dataclasses.dataclass(frozen=True)
+class AbstractInputs:
+    """The arguments of a call without values.
+
+    Attributes:
+        structs: shape, dtype and sharding of every array: a tensor, an array, a KerasTensor or a ShapeDtypeStruct.
+        treedef: the structure of the arguments.
+        static: the leaves that are no arrays (flags, numbers, names), None where an array is.
+        is_array: which leaves are arrays.
+    """
+
+    structs: tuple[jax.ShapeDtypeStruct, ...]
+    treedef: Any
+    static: tuple[Any, ...]
+    is_array: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, arguments: Any) -> AbstractInputs:
+        """Returns arguments without their values.
+
+        Unknown sizes (None) become symbols, axis 0 the same one everywhere; dtypes are those that JAX gives such arrays.
+        """
+        leaves, treedef = jax.tree.flatten(arguments)
+        is_array = tuple(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves)
+        static = tuple(None if array else leaf for array, leaf in zip(is_array, leaves, strict=True))
+        structs = _structs([leaf for leaf, array in zip(leaves, is_array, strict=True) if array])
+        return cls(tuple(structs), treedef, static, is_array)
+
+    def rebuild(self, arrays: Iterable[Any]) -> Any:
+        """Returns the arguments with these in place of the arrays."""
+        values = iter(arrays)
+        leaves = [next(values) if array else static for array, static in zip(self.is_array, self.static, strict=True)]
+        return jax.tree.unflatten(self.treedef, leaves)
+
+    def only_arrays(self, structs: Sequence[jax.ShapeDtypeStruct]) -> Any:
+        """Returns these in the structure of the arguments, None for what is no array; a single argument by itself."""
+        values = iter(structs)
+        tree = jax.tree.unflatten(self.treedef, [next(values) if array else None for array in self.is_array])
+        return tree[0] if isinstance(tree, tuple) and len(tree) == 1 else tree
+
+    def keras_tensors(self) -> Any:
+        """Returns the arguments as KerasTensors, None for every size that is no number."""
+        return self.rebuild(
+            keras.KerasTensor([d if isinstance(d, int) else None for d in s.shape], np.dtype(s.dtype).name)
+            for s in self.structs
+        )
+
+    @property
+    def has_unknown_sizes(self) -> bool:
+        """Whether a size is no number."""
+        return any(not isinstance(size, int) for struct in self.structs for size in struct.shape)
+
+
+def _structs(arrays: list[Any]) -> list[jax.ShapeDtypeStruct]:
+    dtypes = tuple(map(_dtype, arrays))
+    if any(None in tuple(array.shape) for array in arrays):
+        shapes = tuple(tuple(d if isinstance(d, int) else None for d in array.shape) for array in arrays)
+        return make_signature(shapes, dtypes).structs()
+    return [
+        jax.ShapeDtypeStruct(tuple(array.shape), dtype, sharding=_sharding(array))
+        for array, dtype in zip(arrays, dtypes, strict=True)
+    ]
+
+
+def _dtype(array: Any) -> str:
+    return np.dtype(jax.dtypes.canonicalize_dtype(keras.backend.standardize_dtype(array.dtype))).name
+
+
+def _sharding(array: Any) -> jax.sharding.NamedSharding | None:
+    """Returns how an array or struct is laid out on a mesh; None where nothing says so."""
+    sharding = getattr(array, "sharding", None)
+    return sharding if isinstance(sharding, jax.sharding.NamedSharding) else None

@@ -1,0 +1,250 @@
+"""Lowering in a process with Keras on JAX, for a backend that runs native layers without it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.export
+import keras
+import numpy as np
+
+from jaxbridge import errors
+from jaxbridge.core.dims import join_shape
+from jaxbridge.core.references import Reference
+from jaxbridge.errors import LoweringError
+from jaxbridge.stages.abstract import AbstractInputs, Target
+from jaxbridge.stages.placement import DistributionRecord, Placement
+from jaxbridge.stages.records import Compiled, Lowered, MemoryStats
+
+#: Settings of JAX that a trace or its compilation depends on.
+_JAX_SETTINGS = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_numpy_dtype_promotion",
+    "jax_num_cpu_devices",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayRecord:
+    """A `jax.ShapeDtypeStruct` for another process.
+
+    Attributes:
+        sizes: as text, since symbols belong to a process.
+        dtype: its name.
+        placement: how it is laid out.
+    """
+
+    sizes: tuple[str, ...]
+    dtype: str
+    placement: Placement | None
+
+    @classmethod
+    def of(cls, struct: Any) -> ArrayRecord:
+        """Returns the record of a struct."""
+        return cls(tuple(map(str, struct.shape)), np.dtype(struct.dtype).name, Placement.of(struct.sharding))
+
+    def array(self) -> Any:
+        """Returns an input like it, as `lower` takes them."""
+        if not all(size.isdigit() for size in self.sizes):
+            return keras.KerasTensor([int(size) if size.isdigit() else None for size in self.sizes], self.dtype)
+        sharding = None if self.placement is None else self.placement.on_devices()
+        return jax.ShapeDtypeStruct(tuple(map(int, self.sizes)), self.dtype, sharding=sharding)
+
+    def struct(self, scope: jax.export.SymbolicScope) -> jax.ShapeDtypeStruct:
+        """Returns the struct, without its devices."""
+        shape = jax.export.symbolic_shape(join_shape(self.sizes), scope=scope)
+        return jax.ShapeDtypeStruct(shape, self.dtype, sharding=self.placement and self.placement.abstract())
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What the other process is asked.
+
+    Attributes:
+        question: "lower", "compile" or "summary".
+        source: the function that makes the model, or the model's config.
+        objects: by the name that the config has for them, the user's classes and functions.
+        inputs: as `lower` takes them, of `ArrayRecord`s.
+        options: further arguments of the question.
+        distribution: Keras' distribution.
+        jax_settings: settings of JAX by name.
+        dtype_policy: Keras' global dtype policy.
+        floatx: Keras' default dtype.
+        image_data_format: Keras' setting.
+    """
+
+    question: str
+    source: Reference | dict[str, Any]
+    objects: dict[str, Reference]
+    inputs: Any
+    options: dict[str, Any]
+    distribution: DistributionRecord | None
+    jax_settings: dict[str, Any]
+    dtype_policy: str
+    floatx: str
+    image_data_format: str
+
+
+@dataclasses.dataclass(frozen=True)
+class LoweredRecord:
+    """The answer to "lower", and with `compiled` to "compile"."""
+
+    args_info: Any
+    out_info: Any
+    texts: dict[str, str]
+    cost: dict[str, float] | None
+    compiled: CompiledRecord | None
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledRecord:
+    """What a `Compiled` has; shardings as placements."""
+
+    text: str | None
+    cost: dict[str, float] | None
+    memory: MemoryStats | None
+    input_placements: Any
+    output_placements: Any
+
+
+def lower(given: Any, target: Target, training: bool, platforms: Any, gradient: bool) -> Lowered:
+    """Does what `lower` does.
+
+    Raises:
+        LoweringError: the model cannot be made anew in another process, or that process failed.
+    """
+    options = {"training": bool(training), "platforms": platforms, "gradient": gradient}
+    job = make_job("lower", given, target, options)
+    record: LoweredRecord = run(job)
+
+    def text(dialect: str) -> str:
+        if dialect not in record.texts:
+            raise LoweringError("HLO has no unknown sizes, and the inputs have. Ask for 'stablehlo'.")
+        return record.texts[dialect]
+
+    scope = jax.export.SymbolicScope()
+    args_info, out_info = (jax.tree.map(lambda r: r.struct(scope), t) for t in (record.args_info, record.out_info))
+    return Lowered(args_info, out_info, text, lambda: record.cost, lambda: _compile(job))
+
+
+def _compile(job: Job) -> Compiled:
+    found = run(dataclasses.replace(job, question="compile")).compiled
+    shardings = (jax.tree.map(Placement.abstract, tree) for tree in (found.input_placements, found.output_placements))
+    return Compiled(found.text, found.cost, found.memory, *shardings)
+
+
+def make_job(question: str, given: Any, target: Target, options: dict[str, Any]) -> Job:
+    """Returns a question about a target.
+
+    Args:
+        question: as `Job` has it.
+        given: what the user gave: a layer, or a function that makes one.
+        target: what it is.
+        options: as `Job` has them.
+    """
+    reference = None if isinstance(given, keras.layers.Layer) else Reference.to(given)
+    source, objects = (reference, {}) if reference is not None else _config(target.layer)
+    distribution = DistributionRecord.current()
+    settings = {name: getattr(jax.config, name) for name in _JAX_SETTINGS if hasattr(jax.config, name)}
+    if distribution is not None and "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        # Nothing is run there, so that a CPU can stand for every device.
+        settings["jax_num_cpu_devices"] = max(distribution.devices, settings["jax_num_cpu_devices"])
+    return Job(
+        question,
+        source,
+        objects,
+        target.inputs.rebuild(map(ArrayRecord.of, target.inputs.structs)),
+        options,
+        distribution,
+        settings,
+        keras.config.dtype_policy().name,
+        keras.config.floatx(),
+        keras.config.image_data_format(),
+    )
+
+
+def run(job: Job) -> Any:
+    """Returns the answer.
+
+    Raises:
+        JaxBridgeError: what the other process raised; a LoweringError where that is no error of jaxbridge.
+    """
+    environment = {**os.environ, "KERAS_BACKEND": "jax", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with tempfile.TemporaryDirectory() as folder:
+        question, answer = Path(folder, "question"), Path(folder, "answer")
+        question.write_bytes(pickle.dumps(job))
+        command = [sys.executable, "-m", "jaxbridge.stages.worker", str(question), str(answer)]
+        result = subprocess.run(
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+        if not answer.exists():
+            raise LoweringError(
+                f"The process with Keras on JAX ended with exit code {result.returncode}:\n{result.stderr.strip()[-4000:]}"
+            )
+        kind, value = pickle.loads(answer.read_bytes())
+    if kind == "answer":
+        return value
+    name, message = value
+    found = getattr(errors, name, None)
+    if found is not None:
+        raise found(message)
+    raise LoweringError(f"In the process with Keras on JAX, which lowers native layers: {name}: {message}")
+
+
+# The model's config, and the user's classes and functions that it names.
+
+
+def _config(layer: keras.layers.Layer) -> tuple[dict[str, Any], dict[str, Reference]]:
+    try:
+        config = keras.saving.serialize_keras_object(layer)
+        # A config that names a lambda would be read, and fail where the lambda uses what its module imports.
+        if any(part.get("class_name") == "__lambda__" for part in _parts(config)):
+            raise LoweringError("it has a lambda, which a config has no name for")
+    except Exception as error:  # whatever a user's `get_config` raises
+        raise LoweringError(
+            f"Keras' {keras.config.backend()} backend runs native layers without JAX, so '{layer.name}' is made anew from its "
+            f"config in a process with Keras on JAX, and that cannot be: {error}\nName its functions and classes at the top "
+            "level of a file, or pass a function there that makes the model: `jaxbridge.lower(build_model, inputs)`; or run "
+            "with KERAS_BACKEND=jax."
+        ) from error
+    config.pop("compile_config", None)
+    objects: dict[str, Reference] = {}
+    for target in [*keras.saving.get_custom_objects().values(), *_named(layer), *_modules(config)]:
+        reference = Reference.to(target)
+        if reference is not None and reference.module.split(".")[0] not in ("keras", "jaxbridge"):
+            objects[keras.saving.get_registered_name(target)] = reference
+    return config, objects
+
+
+def _parts(config: Any) -> Iterator[dict[str, Any]]:
+    """Yields the dicts in a config, itself and those inside."""
+    if isinstance(config, dict):
+        yield config
+    for part in config.values() if isinstance(config, dict) else config if isinstance(config, list | tuple) else ():
+        yield from _parts(part)
+
+
+def _named(layer: keras.layers.Layer) -> Iterator[Any]:
+    """Yields the classes of a layer and of those in it, and the functions that they hold."""
+    yield type(layer)
+    yield from (value for value in vars(layer).values() if callable(value) and hasattr(value, "__qualname__"))
+    for inner in getattr(layer, "layers", ()):
+        yield from _named(inner)
+
+
+def _modules(config: dict[str, Any]) -> Iterator[Any]:
+    """Yields the classes of JAX modules, which a bridge layer's config has by the names of their Python modules."""
+    for part in _parts(config):
+        if part.get("jaxbridge") == "name":
+            yield getattr(sys.modules.get(part["module"]), part["name"].split(".")[0], None)

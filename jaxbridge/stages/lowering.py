@@ -1,0 +1,143 @@
+"""`lower`: a layer or model as the compiler sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jaxbridge import backends
+from jaxbridge.core.platforms import PLATFORMS
+from jaxbridge.core.tree_paths import clean_path, describe_leaf
+from jaxbridge.errors import JaxBridgeError, LoweringError, ShapeError
+from jaxbridge.layers.base import BridgeLayer
+from jaxbridge.stages.abstract import Target, find_target
+from jaxbridge.stages.programs import Program, bridge_program, keras_program
+from jaxbridge.stages.records import Compiled, Lowered, compiled_record, cost_dict
+
+
+def lower(
+    layer_or_model: Any,
+    inputs: Any,
+    training: bool = False,
+    platforms: Sequence[str] | None = None,
+    *,
+    gradient: bool = False,
+) -> Lowered:
+    """Lowers the call of a layer or model to the compiler's language, without running anything.
+
+    No weight needs a value: of a layer that is not built, or is made by a function, only shapes are found. What is
+    lowered is the JAX function of the call. On Keras' TensorFlow backend, which runs native layers without JAX, a model of
+    such layers is made anew from its config in a process with Keras on JAX and lowered there; a bridge layer is lowered
+    in this process on both.
+
+    Args:
+        layer_or_model: any Keras layer or model, built or not, which is left as it is; or a function without arguments
+            that makes one.
+        inputs: what it is called with: `keras.KerasTensor`s (None for unknown sizes), `jax.ShapeDtypeStruct`s or arrays, in
+            the structure of the call. A tuple is several positional inputs, except for a functional model. Shapes are
+            global ones. An input with a `NamedSharding` keeps it, others are laid out as Keras' distribution says.
+        training: whether in training mode.
+        platforms: what to lower for, out of "cpu", "cuda", "rocm" and "tpu"; None for the one JAX runs on here. The
+            devices need not be there for `as_text`.
+        gradient: whether to lower the backward pass too, from the cotangents of the floating outputs to the gradients with
+            respect to the trainable variables.
+
+    Returns:
+        An object in the shape of `jax.stages.Lowered`. Its figures are those of the compiler, and None where it gives
+        none.
+
+    Raises:
+        LoweringError: there is nothing to lower, a platform is unknown, or a model cannot be made anew.
+        ShapeError: it cannot be traced with its unknown sizes, or a size breaks a shape that the layer declares.
+
+    Example:
+        >>> import jax, keras, numpy as np
+        >>> import jaxbridge
+        >>> init = lambda rng, inputs: {"w": jax.random.normal(rng, (inputs.shape[-1], 16))}
+        >>> layer = jaxbridge.JaxLayer(lambda params, inputs: inputs @ params["w"], init, name="net")
+        >>> lowered = jaxbridge.lower(layer, keras.KerasTensor((32, 8)))
+        >>> lowered.cost_analysis()["flops"]  # 2 * 32 * 8 * 16
+        8192.0
+        >>> lowered.compile().memory_analysis().argument_size_in_bytes  # 4 * (32 * 8 + 8 * 16)
+        1536
+    """
+    platforms = check_platforms(platforms)
+    target = find_target(layer_or_model, inputs)
+    if not isinstance(target.layer, BridgeLayer) and not backends.current().traces_with_jax:
+        from jaxbridge.stages import elsewhere
+
+        return elsewhere.lower(layer_or_model, target, training, platforms, gradient)
+    return lower_program(program_of(target, training), platforms, gradient)
+
+
+def program_of(target: Target, training: bool) -> Program:
+    """Returns the call of a target, which JAX traces."""
+    make = bridge_program if isinstance(target.layer, BridgeLayer) else keras_program
+    return make(target.layer, target.inputs, bool(training), target.has_values)  # pyright: ignore[reportArgumentType]
+
+
+def check_platforms(platforms: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Returns the platforms as a tuple; a LoweringError names those that there are."""
+    if platforms is None:
+        return None
+    if isinstance(platforms, str) or not platforms or not set(platforms) <= set(PLATFORMS):
+        raise LoweringError(f"`platforms` must be a sequence out of {PLATFORMS}, got {platforms!r}.")
+    return tuple(platforms)
+
+
+def lower_program(program: Program, platforms: tuple[str, ...] | None, gradient: bool) -> Lowered:
+    """Lowers a program in this process."""
+
+    def call(*arguments: Any) -> Any:
+        return program.call_with_gradient(*arguments) if gradient else program.call(*arguments)
+
+    call.__name__ = clean_path(program.name).replace("/", "_")  # the module's name is made of it
+    try:
+        arguments = (program.variables, program.inputs, *([program.cotangents()] if gradient else []))
+        stage = jax.jit(call).trace(*arguments).lower(lowering_platforms=platforms)
+    except JaxBridgeError:
+        raise
+    except Exception as error:  # whatever a function raises at sizes that it does not know
+        if not program.has_unknown_sizes:
+            raise
+        raise ShapeError(
+            f"'{program.name}' cannot be traced for inputs {_shown(program)}: {type(error).__name__}: {error}\nGive the "
+            "sizes: `keras.KerasTensor((8, 28, 28, 1))`."
+        ) from error
+    return Lowered(
+        (arguments, {}),
+        stage.out_info,
+        lambda dialect: _text(stage, program, dialect),
+        lambda: None if _obstacle(program, platforms) else cost_dict(stage.cost_analysis()),
+        lambda: _compile(stage, program, platforms),
+    )
+
+
+def _text(stage: jax.stages.Lowered, program: Program, dialect: str) -> str:
+    if program.has_unknown_sizes and dialect == "hlo":
+        raise LoweringError(f"HLO has no unknown sizes, and the inputs are {_shown(program)}. Ask for 'stablehlo'.")
+    return stage.as_text(dialect)
+
+
+def _compile(stage: jax.stages.Lowered, program: Program, platforms: tuple[str, ...] | None) -> Compiled:
+    obstacle = _obstacle(program, platforms)
+    if obstacle is not None:
+        raise LoweringError(f"'{program.name}' cannot be compiled: {obstacle}")
+    return compiled_record(stage.compile())
+
+
+def _obstacle(program: Program, platforms: tuple[str, ...] | None) -> str | None:
+    """Returns why there are no figures of this platform; None where there are."""
+    here = jax.default_backend()
+    if program.has_unknown_sizes:
+        return f"the inputs {_shown(program)} have unknown sizes. Lower it for known ones."
+    if platforms not in (None, (here,)) and (here != "gpu" or platforms not in (("cuda",), ("rocm",))):
+        # JAX would compile it all the same, for the platform that is here.
+        return f"it was lowered for {', '.join(platforms)}, and JAX runs on {here} here. Leave out `platforms`."
+    return None
+
+
+def _shown(program: Program) -> str:
+    return ", ".join(map(describe_leaf, jax.tree.leaves(program.inputs)))
