@@ -46,7 +46,7 @@ class Target:
 
     Attributes:
         layer: the layer or model; built, unless it is a bridge layer.
-        inputs: its positional inputs.
+        inputs: what it is called with.
         has_values: whether its variables have values.
     """
 
@@ -67,7 +67,7 @@ def find_target(given: Any, inputs: Any) -> Target:
     """
     if isinstance(given, keras.layers.Layer):
         if isinstance(given, BridgeLayer) or given.built:
-            return Target(given, _positional(given, inputs), True)
+            return Target(given, _arguments(given, inputs), True)
         make: Callable[[], Any] = lambda: _anew(given)
     elif callable(given):
         make = given
@@ -80,16 +80,19 @@ def find_target(given: Any, inputs: Any) -> Target:
         layer = make()
         if not isinstance(layer, keras.layers.Layer):
             raise LoweringError(f"{given!r} must return a Keras layer or model, and returned {layer!r}.")
-        arguments = _positional(layer, inputs)
+        arguments = _arguments(layer, inputs)
         if not isinstance(layer, BridgeLayer) and not layer.built:
-            layer(*arguments.keras_tensors())
+            tensors = arguments.keras_tensors()
+            layer(*tensors.args, **tensors.kwargs)
     return Target(layer, arguments, False)
 
 
-def _positional(layer: keras.layers.Layer, inputs: Any) -> AbstractInputs:
+def _arguments(layer: keras.layers.Layer, inputs: Any) -> AbstractInputs:
     """Returns the arguments of a call: several for a tuple, except where the layer's only argument may be one."""
+    if isinstance(inputs, Arguments):
+        return AbstractInputs.of(inputs)
     takes_one = isinstance(layer, keras.Model) and bool(getattr(layer, "inputs", None))
-    return AbstractInputs.of(inputs if type(inputs) is tuple and not takes_one else (inputs,))
+    return AbstractInputs.of(Arguments(inputs if type(inputs) is tuple and not takes_one else (inputs,)))
 
 
 def _anew(layer: keras.layers.Layer) -> keras.layers.Layer:
@@ -101,6 +104,14 @@ def _anew(layer: keras.layers.Layer) -> keras.layers.Layer:
             f"{type(error).__name__}: {error}\nCall it once on data, or pass the function that makes it: "
             f"`jaxbridge.lower(lambda: {type(layer).__name__}(...), inputs)`."
         ) from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """The arguments of a call: what `lower` takes as `inputs` once it is known which of them are positional."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,30 +131,30 @@ class AbstractInputs:
     is_array: tuple[bool, ...]
 
     @classmethod
-    def of(cls, arguments: Any) -> AbstractInputs:
+    def of(cls, arguments: Arguments) -> AbstractInputs:
         """Returns arguments without their values.
 
         Unknown sizes (None) become symbols, axis 0 the same one everywhere; dtypes are those that JAX gives such arrays.
         """
-        leaves, treedef = jax.tree.flatten(arguments)
+        leaves, treedef = jax.tree.flatten((arguments.args, arguments.kwargs))
         is_array = tuple(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves)
         static = tuple(None if array else leaf for array, leaf in zip(is_array, leaves, strict=True))
         structs = _structs([leaf for leaf, array in zip(leaves, is_array, strict=True) if array])
         return cls(tuple(structs), treedef, static, is_array)
 
-    def rebuild(self, arrays: Iterable[Any]) -> Any:
+    def rebuild(self, arrays: Iterable[Any]) -> Arguments:
         """Returns the arguments with these in place of the arrays."""
         values = iter(arrays)
         leaves = [next(values) if array else static for array, static in zip(self.is_array, self.static, strict=True)]
-        return jax.tree.unflatten(self.treedef, leaves)
+        return Arguments(*jax.tree.unflatten(self.treedef, leaves))
 
-    def only_arrays(self, structs: Sequence[jax.ShapeDtypeStruct]) -> Any:
+    def only_arrays(self, structs: Iterable[jax.ShapeDtypeStruct]) -> Any:
         """Returns these in the structure of the arguments, None for what is no array; a single argument by itself."""
         values = iter(structs)
-        tree = jax.tree.unflatten(self.treedef, [next(values) if array else None for array in self.is_array])
-        return tree[0] if isinstance(tree, tuple) and len(tree) == 1 else tree
+        args, kwargs = jax.tree.unflatten(self.treedef, [next(values) if array else None for array in self.is_array])
+        return (args, kwargs) if kwargs else args[0] if len(args) == 1 else args
 
-    def keras_tensors(self) -> Any:
+    def keras_tensors(self) -> Arguments:
         """Returns the arguments as KerasTensors, None for every size that is no number."""
         return self.rebuild(
             keras.KerasTensor([d if isinstance(d, int) else None for d in s.shape], np.dtype(s.dtype).name)
@@ -173,5 +184,5 @@ def _dtype(array: Any) -> str:
 
 def _sharding(array: Any) -> jax.sharding.NamedSharding | None:
     """Returns how an array or struct is laid out on a mesh; None where nothing says so."""
-    sharding = getattr(array, "sharding", None)
+    sharding = None if isinstance(array, jax.core.Tracer) else getattr(array, "sharding", None)
     return sharding if isinstance(sharding, jax.sharding.NamedSharding) else None

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import pickle
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,11 +13,11 @@ import jax.export
 import keras
 import numpy as np
 
-from jaxbridge import errors
 from jaxbridge.core.dims import join_shape
 from jaxbridge.core.references import Reference
 from jaxbridge.errors import LoweringError
-from jaxbridge.stages.abstract import AbstractInputs, Target
+from jaxbridge.stages import process
+from jaxbridge.stages.abstract import Arguments, Target
 from jaxbridge.stages.placement import DistributionRecord, Placement
 from jaxbridge.stages.records import Compiled, Lowered, MemoryStats
 
@@ -31,8 +27,9 @@ _JAX_SETTINGS = (
     "jax_default_matmul_precision",
     "jax_default_prng_impl",
     "jax_numpy_dtype_promotion",
-    "jax_num_cpu_devices",
 )
+
+_DEVICES = "xla_force_host_platform_device_count"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +72,7 @@ class Job:
         question: "lower", "compile" or "summary".
         source: the function that makes the model, or the model's config.
         objects: by the name that the config has for them, the user's classes and functions.
-        inputs: as `lower` takes them, of `ArrayRecord`s.
+        inputs: what the model is called with, of `ArrayRecord`s.
         options: further arguments of the question.
         distribution: Keras' distribution.
         jax_settings: settings of JAX by name.
@@ -87,7 +84,7 @@ class Job:
     question: str
     source: Reference | dict[str, Any]
     objects: dict[str, Reference]
-    inputs: Any
+    inputs: Arguments
     options: dict[str, Any]
     distribution: DistributionRecord | None
     jax_settings: dict[str, Any]
@@ -126,7 +123,7 @@ def lower(given: Any, target: Target, training: bool, platforms: Any, gradient: 
     """
     options = {"training": bool(training), "platforms": platforms, "gradient": gradient}
     job = make_job("lower", given, target, options)
-    record: LoweredRecord = run(job)
+    record: LoweredRecord = _ask(job)
 
     def text(dialect: str) -> str:
         if dialect not in record.texts:
@@ -139,7 +136,7 @@ def lower(given: Any, target: Target, training: bool, platforms: Any, gradient: 
 
 
 def _compile(job: Job) -> Compiled:
-    found = run(dataclasses.replace(job, question="compile")).compiled
+    found = _ask(dataclasses.replace(job, question="compile")).compiled
     shardings = (jax.tree.map(Placement.abstract, tree) for tree in (found.input_placements, found.output_placements))
     return Compiled(found.text, found.cost, found.memory, *shardings)
 
@@ -157,9 +154,6 @@ def make_job(question: str, given: Any, target: Target, options: dict[str, Any])
     source, objects = (reference, {}) if reference is not None else _config(target.layer)
     distribution = DistributionRecord.current()
     settings = {name: getattr(jax.config, name) for name in _JAX_SETTINGS if hasattr(jax.config, name)}
-    if distribution is not None and "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-        # Nothing is run there, so that a CPU can stand for every device.
-        settings["jax_num_cpu_devices"] = max(distribution.devices, settings["jax_num_cpu_devices"])
     return Job(
         question,
         source,
@@ -174,32 +168,13 @@ def make_job(question: str, given: Any, target: Target, options: dict[str, Any])
     )
 
 
-def run(job: Job) -> Any:
-    """Returns the answer.
-
-    Raises:
-        JaxBridgeError: what the other process raised; a LoweringError where that is no error of jaxbridge.
-    """
-    environment = {**os.environ, "KERAS_BACKEND": "jax", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    with tempfile.TemporaryDirectory() as folder:
-        question, answer = Path(folder, "question"), Path(folder, "answer")
-        question.write_bytes(pickle.dumps(job))
-        command = [sys.executable, "-m", "jaxbridge.stages.worker", str(question), str(answer)]
-        result = subprocess.run(
-            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-        )
-        if not answer.exists():
-            raise LoweringError(
-                f"The process with Keras on JAX ended with exit code {result.returncode}:\n{result.stderr.strip()[-4000:]}"
-            )
-        kind, value = pickle.loads(answer.read_bytes())
-    if kind == "answer":
-        return value
-    name, message = value
-    found = getattr(errors, name, None)
-    if found is not None:
-        raise found(message)
-    raise LoweringError(f"In the process with Keras on JAX, which lowers native layers: {name}: {message}")
+def _ask(job: Job) -> Any:
+    environment = {"KERAS_BACKEND": "jax"}
+    flags = os.environ.get("XLA_FLAGS", "")
+    if job.distribution is not None and _DEVICES not in flags:
+        # Nothing is run there, so that a CPU can stand for every device.
+        environment["XLA_FLAGS"] = f"{flags} --{_DEVICES}={job.distribution.devices}".strip()
+    return process.ask(job, environment)
 
 
 # The model's config, and the user's classes and functions that it names.
@@ -219,6 +194,8 @@ def _config(layer: keras.layers.Layer) -> tuple[dict[str, Any], dict[str, Refere
             "with KERAS_BACKEND=jax."
         ) from error
     config.pop("compile_config", None)
+    for part in _parts(config):
+        part.pop("build_config", None)  # built apart from its model, a layer's variables would have other paths
     objects: dict[str, Reference] = {}
     for target in [*keras.saving.get_custom_objects().values(), *_named(layer), *_modules(config)]:
         reference = Reference.to(target)

@@ -79,7 +79,7 @@ def bridge_program(layer: BridgeLayer, inputs: AbstractInputs, training: bool, h
 
     Args:
         layer: the layer.
-        inputs: its positional inputs.
+        inputs: what it is called with.
         training: whether in training mode.
         has_values: whether its variables have values, if it is built.
 
@@ -87,7 +87,8 @@ def bridge_program(layer: BridgeLayer, inputs: AbstractInputs, training: bool, h
         ShapeError: a size breaks a shape that the layer declares.
     """
     runtime = layer._runtime
-    seen = layer._see(*inputs.keras_tensors())
+    tensors = inputs.keras_tensors()
+    seen = layer._see(*tensors.args, **tensors.kwargs)
     signature = runtime.signature(seen)
     structs = inputs.structs
     if not inputs.has_unknown_sizes:
@@ -134,7 +135,7 @@ def keras_program(layer: keras.layers.Layer, inputs: AbstractInputs, training: b
 
     Args:
         layer: the layer; its variables need no values.
-        inputs: its positional inputs.
+        inputs: what it is called with.
         training: whether in training mode.
         has_values: whether its variables have values.
     """
@@ -149,7 +150,8 @@ def keras_program(layer: keras.layers.Layer, inputs: AbstractInputs, training: b
         # Not `stateless_call`, which leaves out what `__call__` does: casts, masks, layouts.
         with keras.StatelessScope(mapping, collect_losses=True, initialize_variables=False) as scope:
             before = {path: scope.get_current_value(variable) for path, variable in by_path.items()}
-            outputs = layer(*inputs.rebuild(jax.tree.leaves(arrays)), **mode)
+            given = inputs.rebuild(jax.tree.leaves(arrays))
+            outputs = layer(*given.args, **given.kwargs, **mode)
             after = {path: scope.get_current_value(variable) for path, variable in by_path.items()}
         return outputs, list(scope.losses), {path: new for path, new in after.items() if new is not before[path]}
 

@@ -1,10 +1,10 @@
-"""The process with Keras on JAX that answers a `Job`: `python -m jaxbridge.stages.worker question answer`."""
+"""The process with Keras on JAX that answers a `Job`: `python -m jaxbridge.stages.worker`."""
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,19 +12,27 @@ import keras
 
 from jaxbridge.core.references import Reference
 from jaxbridge.errors import LoweringError
+from jaxbridge.stages.abstract import Arguments
 from jaxbridge.stages.elsewhere import ArrayRecord, CompiledRecord, Job, LoweredRecord
 from jaxbridge.stages.lowering import lower
 from jaxbridge.stages.placement import Placement
 from jaxbridge.stages.records import DIALECTS, Compiled, Lowered
 
 
-def main(question: str, answer: str) -> None:
-    job: Job = pickle.loads(Path(question).read_bytes())
-    try:
-        result = ("answer", _answer(job))
-    except Exception as error:  # raised in the process that asked
-        result = ("error", (type(error).__name__, str(error)))
-    Path(answer).write_bytes(pickle.dumps(result))
+def main() -> None:
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a user's code prints is no answer
+    while True:
+        try:
+            job: Job = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        try:
+            result = ("answer", _answer(job))
+        except Exception as error:  # raised in the process that asked
+            result = ("error", (type(error).__name__, str(error)))
+        answers.write(pickle.dumps(result))
+        answers.flush()
 
 
 def _answer(job: Job) -> Any:
@@ -33,9 +41,12 @@ def _answer(job: Job) -> Any:
     keras.config.set_floatx(job.floatx)
     keras.config.set_image_data_format(job.image_data_format)
     keras.config.set_dtype_policy(job.dtype_policy)
+    keras.utils.clear_session()  # names are counted anew
+    keras.distribution.set_distribution(None)
     if job.distribution is not None:
         job.distribution.enter()
-    inputs = jax.tree.map(lambda leaf: leaf.array() if isinstance(leaf, ArrayRecord) else leaf, job.inputs)
+    given = (job.inputs.args, job.inputs.kwargs)
+    inputs = Arguments(*jax.tree.map(lambda leaf: leaf.array() if isinstance(leaf, ArrayRecord) else leaf, given))
     lowered = lower(lambda: _make(job), inputs, **job.options)
     return _lowered_record(lowered, lowered.compile() if job.question == "compile" else None)
 
@@ -74,4 +85,4 @@ def _compiled_record(compiled: Compiled) -> CompiledRecord:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()
