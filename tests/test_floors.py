@@ -32,7 +32,8 @@ FLOORS: dict[str, tuple[set[str], set[str]]] = {
     "backends/tensorflow": ({"core", "jax2tf"}, {*ARRAYS, "keras", "tensorflow"}),
     "distribution": ({"core", "backends"}, {*ARRAYS, "keras"}),
     "layers": (UNDER_LAYERS, {*ARRAYS, "keras"}),
-    "stages": (UNDER_EXPORT, {*ARRAYS, "keras"}),
+    # A summary is a table of rich where it is printed with rich.
+    "stages": (UNDER_EXPORT, {*ARRAYS, "keras", "rich"}),
     "export": (UNDER_EXPORT, {*ARRAYS, "keras", "tensorflow"}),
     "testing": (UNDER_CLI - {"testing"}, {*ARRAYS, "keras", "tensorflow", "pytest"}),
     "cli": (UNDER_CLI, {*ARRAYS, "keras", "tensorflow", "click", "rich"}),

@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from typing import Any
 
 import click
 
-from jaxbridge.cli import report
+from jaxbridge.cli import compiler, report
 from jaxbridge.cli.diagnosis import diagnose
 from jaxbridge.cli.versions import TESTED_BACKENDS
+from jaxbridge.core.platforms import PLATFORMS
+from jaxbridge.errors import JaxBridgeError
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -40,3 +43,53 @@ def doctor(as_json: bool, self_test: bool, backends: tuple[str, ...]) -> None:
     else:
         report.print_diagnosis(found)
     sys.exit(found.exit_code)
+
+
+@cli.command()
+@click.argument("target", metavar="MODULE:FUNCTION", callback=compiler.find_function)
+@click.option(
+    "--input",
+    "inputs",
+    multiple=True,
+    callback=compiler.read_inputs,
+    metavar="SHAPE[:DTYPE]",
+    help="A positional input, such as 32,28,28,1 or 8,128:int32; ? is an unknown size. Default: what the model declares.",
+)
+@click.option("--batch-size", default=1, show_default=True, help="Size of axis 0 where the model leaves it open.")
+@click.option("--training", is_flag=True, help="Lower the call in training mode.")
+@click.option("--gradient", is_flag=True, help="Lower the backward pass too.")
+@click.option("--platform", "platforms", multiple=True, type=click.Choice(PLATFORMS), help="Lower for it; may be repeated.")
+@click.option("--summary", "as_summary", is_flag=True, help="Print what each layer costs.")
+@click.option("--text", "stage", type=click.Choice(compiler.STAGES), help="Print the program at this stage.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def lower(
+    target: Any,
+    inputs: Any,
+    batch_size: int,
+    training: bool,
+    gradient: bool,
+    platforms: tuple[str, ...],
+    as_summary: bool,
+    stage: str | None,
+    as_json: bool,
+) -> None:
+    """Say what the compiler makes of a layer or model, without running it or making its weights.
+
+    MODULE:FUNCTION is a function without arguments that makes it. KERAS_BACKEND chooses Keras' backend.
+    """
+    if as_summary and (gradient or platforms or stage):
+        raise click.UsageError("--summary goes with neither --gradient, nor --platform, nor --text.")
+    if stage and as_json:
+        raise click.UsageError("--text prints a program, --json figures: give one of them.")
+    given = inputs or compiler.declared_inputs(batch_size)
+    try:
+        if as_summary:
+            compiler.print_summary(target, given, training, as_json)
+        elif stage:
+            click.echo(compiler.program_text(target, given, training, platforms or None, gradient, stage))
+        else:
+            compiler.print_figures(target, given, training, platforms or None, gradient, as_json)
+    except JaxBridgeError as error:
+        raise click.ClickException(str(error)) from error
+    except (TypeError, ValueError) as error:  # inputs that do not suit the model
+        raise click.ClickException(f"{type(error).__name__}: {error}") from error

@@ -60,7 +60,7 @@ def find_target(given: Any, inputs: Any) -> Target:
 
     Args:
         given: a layer or model, which is left as it is; or a function without arguments that makes one.
-        inputs: as `lower` takes them.
+        inputs: as `lower` takes them; `Arguments`; or a function that finds them for the layer.
 
     Raises:
         LoweringError: the function makes no layer, or an unbuilt layer has no config that it could be made anew from.
@@ -88,11 +88,48 @@ def find_target(given: Any, inputs: Any) -> Target:
 
 
 def _arguments(layer: keras.layers.Layer, inputs: Any) -> AbstractInputs:
-    """Returns the arguments of a call: several for a tuple, except where the layer's only argument may be one."""
+    """Returns the arguments of a call: a tuple is several, except for a model with declared inputs, whose call has one."""
+    if callable(inputs):
+        inputs = inputs(layer)
     if isinstance(inputs, Arguments):
         return AbstractInputs.of(inputs)
-    takes_one = isinstance(layer, keras.Model) and bool(getattr(layer, "inputs", None))
-    return AbstractInputs.of(Arguments(inputs if type(inputs) is tuple and not takes_one else (inputs,)))
+    if type(inputs) is not tuple:
+        return AbstractInputs.of(Arguments((inputs,)))
+    declared = _declared(layer)
+    if declared is not None:
+        leaves = keras.tree.flatten(inputs)
+        fits = len(leaves) == len(keras.tree.flatten(declared))
+        inputs = (keras.tree.pack_sequence_as(declared, leaves) if fits else inputs,)
+    return AbstractInputs.of(Arguments(inputs))
+
+
+def declared_inputs(batch_size: int) -> Callable[[keras.layers.Layer], Arguments]:
+    """Returns a function that finds the inputs that a model declares, with this size of axis 0 where it leaves it open."""
+
+    def sized(tensor: keras.KerasTensor) -> keras.KerasTensor:
+        shape = tuple(tensor.shape)
+        return keras.KerasTensor((batch_size, *shape[1:]) if shape and shape[0] is None else shape, tensor.dtype)
+
+    def find(model: keras.layers.Layer) -> Arguments:
+        declared = _declared(model)
+        if declared is None:
+            raise LoweringError(
+                f"Nothing says what '{model.name}' is called with. Pass `inputs`, such as "
+                "`inputs=keras.KerasTensor((8, 28, 28, 1))`."
+            )
+        return Arguments((keras.tree.map_structure(sized, declared),))
+
+    return find
+
+
+def _declared(layer: keras.layers.Layer) -> Any:
+    """Returns the inputs that a functional or sequential model declares, in their structure; None for other layers."""
+    if not (isinstance(layer, keras.Model) and getattr(layer, "inputs", None)):
+        return None
+    try:
+        return layer.input
+    except (AttributeError, ValueError):  # a Sequential model that was not called yet
+        return layer.inputs[0]
 
 
 def _anew(layer: keras.layers.Layer) -> keras.layers.Layer:

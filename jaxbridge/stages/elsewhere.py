@@ -20,6 +20,7 @@ from jaxbridge.stages import process
 from jaxbridge.stages.abstract import Arguments, Target
 from jaxbridge.stages.placement import DistributionRecord, Placement
 from jaxbridge.stages.records import Compiled, Lowered, MemoryStats
+from jaxbridge.stages.summary import Summary
 
 #: Settings of JAX that a trace or its compilation depends on.
 _JAX_SETTINGS = (
@@ -139,6 +140,15 @@ def _compile(job: Job) -> Compiled:
     found = _ask(dataclasses.replace(job, question="compile")).compiled
     shardings = (jax.tree.map(Placement.abstract, tree) for tree in (found.input_placements, found.output_placements))
     return Compiled(found.text, found.cost, found.memory, *shardings)
+
+
+def summary(given: Any, target: Target, training: bool) -> Summary:
+    """Does what `summary` does.
+
+    Raises:
+        LoweringError: as `lower` does.
+    """
+    return _ask(make_job("summary", given, target, {"training": bool(training)}))
 
 
 def make_job(question: str, given: Any, target: Target, options: dict[str, Any]) -> Job:

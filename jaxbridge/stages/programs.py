@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -34,6 +35,7 @@ class Program:
         variables: shape, dtype and sharding of each variable by its path; the state of the seed is one of them, if the
             call draws.
         trainable: the paths of the variables that are trained.
+        parameters: how many numbers the weights hold.
         inputs: the inputs, of ShapeDtypeStructs.
         has_unknown_sizes: whether a size of an input is no number.
     """
@@ -42,6 +44,7 @@ class Program:
     call: Callable[[dict[str, Any], Any], Result]
     variables: dict[str, jax.ShapeDtypeStruct]
     trainable: frozenset[str]
+    parameters: int
     inputs: Any
     has_unknown_sizes: bool
 
@@ -125,6 +128,7 @@ def bridge_program(layer: BridgeLayer, inputs: AbstractInputs, training: bool, h
         call,
         _variable_structs(zip(_paths(variables), variables, strict=True), has_values) | seeds,
         frozenset(variable.path for variable in params.variables if variable.trainable),
+        sum(math.prod(variable.shape) for variable in variables),
         inputs.only_arrays(_laid_out(structs)),
         inputs.has_unknown_sizes,
     )
@@ -160,6 +164,7 @@ def keras_program(layer: keras.layers.Layer, inputs: AbstractInputs, training: b
         call,
         _variable_structs(by_path.items(), has_values),
         frozenset(path for path, variable in by_path.items() if variable.trainable),
+        layer.count_params(),
         inputs.only_arrays(_laid_out(inputs.structs)),
         inputs.has_unknown_sizes,
     )

@@ -137,4 +137,4 @@ def cost_dict(cost: Any) -> dict[str, float] | None:
     """Returns what `cost_analysis` gave as a dict; some platforms and releases give a list of one, or nothing."""
     if isinstance(cost, list | tuple):
         cost = cost[0] if cost else None
-    return dict(cost) if cost else None
+    return None if cost is None else dict(cost)

@@ -17,6 +17,7 @@ from jaxbridge.stages.elsewhere import ArrayRecord, CompiledRecord, Job, Lowered
 from jaxbridge.stages.lowering import lower
 from jaxbridge.stages.placement import Placement
 from jaxbridge.stages.records import DIALECTS, Compiled, Lowered
+from jaxbridge.stages.summary import summary
 
 
 def main() -> None:
@@ -47,6 +48,8 @@ def _answer(job: Job) -> Any:
         job.distribution.enter()
     given = (job.inputs.args, job.inputs.kwargs)
     inputs = Arguments(*jax.tree.map(lambda leaf: leaf.array() if isinstance(leaf, ArrayRecord) else leaf, given))
+    if job.question == "summary":
+        return summary(lambda: _make(job), inputs, **job.options)
     lowered = lower(lambda: _make(job), inputs, **job.options)
     return _lowered_record(lowered, lowered.compile() if job.question == "compile" else None)
 
