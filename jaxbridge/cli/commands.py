@@ -58,7 +58,9 @@ def doctor(as_json: bool, self_test: bool, backends: tuple[str, ...]) -> None:
 @click.option("--batch-size", default=1, show_default=True, help="Size of axis 0 where the model leaves it open.")
 @click.option("--training", is_flag=True, help="Lower the call in training mode.")
 @click.option("--gradient", is_flag=True, help="Lower the backward pass too.")
-@click.option("--platform", "platforms", multiple=True, type=click.Choice(PLATFORMS), help="Lower for it; may be repeated.")
+@click.option(
+    "--platform", "platforms", multiple=True, type=click.Choice(PLATFORMS), help="Lower for it; may be repeated."
+)
 @click.option("--summary", "as_summary", is_flag=True, help="Print what each layer costs.")
 @click.option("--text", "stage", type=click.Choice(compiler.STAGES), help="Print the program at this stage.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")

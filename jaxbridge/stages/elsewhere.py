@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ import jax.export
 import keras
 import numpy as np
 
+from jaxbridge import backends
 from jaxbridge.core.dims import join_shape
 from jaxbridge.core.references import Reference
 from jaxbridge.errors import LoweringError
@@ -192,16 +194,18 @@ def _ask(job: Job) -> Any:
 
 def _config(layer: keras.layers.Layer) -> tuple[dict[str, Any], dict[str, Reference]]:
     try:
-        config = keras.saving.serialize_keras_object(layer)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The object being serialized includes a `lambda`")  # an error below
+            config: Any = keras.saving.serialize_keras_object(layer)
         # A config that names a lambda would be read, and fail where the lambda uses what its module imports.
         if any(part.get("class_name") == "__lambda__" for part in _parts(config)):
             raise LoweringError("it has a lambda, which a config has no name for")
     except Exception as error:  # whatever a user's `get_config` raises
         raise LoweringError(
-            f"Keras' {keras.config.backend()} backend runs native layers without JAX, so '{layer.name}' is made anew from its "
-            f"config in a process with Keras on JAX, and that cannot be: {error}\nName its functions and classes at the top "
-            "level of a file, or pass a function there that makes the model: `jaxbridge.lower(build_model, inputs)`; or run "
-            "with KERAS_BACKEND=jax."
+            f"Keras' {backends.name()} backend runs native layers without JAX, so '{layer.name}' is made anew from its config "
+            f"in a process with Keras on JAX, and that cannot be: {error}\nName its functions and classes at the top level of "
+            "a file, or pass a function there that makes the model: `jaxbridge.lower(build_model, inputs)`; or run with "
+            "KERAS_BACKEND=jax."
         ) from error
     config.pop("compile_config", None)
     for part in _parts(config):

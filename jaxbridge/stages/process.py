@@ -23,7 +23,8 @@ class Process:
 
     def __init__(self, environment: dict[str, str]):
         path = os.pathsep.join(filter(None, sys.path))
-        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
+        # Of no use but to say why the process ended, so open as long as it runs.
+        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self._child = subprocess.Popen(
             [sys.executable, "-m", "jaxbridge.stages.worker"],
             env={**os.environ, **environment, "PYTHONPATH": path},
@@ -62,6 +63,11 @@ class Process:
         return self._errors.read().strip()[-4000:]
 
 
+def _settings() -> dict[str, str]:
+    """Returns the variables of the environment that a process reads once, when it starts."""
+    return {name: value for name, value in os.environ.items() if name.startswith(("JAX_", "XLA_", "KERAS_"))}
+
+
 _lock = threading.Lock()
 _running: tuple[Any, Process] | None = None
 
@@ -74,21 +80,30 @@ def ask(question: Any, environment: dict[str, str]) -> Any:
     """
     global _running
     with _lock:
-        # What it has imported would be other than what is found now.
-        conditions = (environment, dict(os.environ), list(sys.path))
+        conditions = (environment, _settings(), list(sys.path))
         if _running is not None and _running[0] != conditions:
-            _running[1].stop()
-            _running = None
+            _stop()
         if _running is None:
             _running = (conditions, Process(environment))
         try:
             return _running[1].ask(question)
-        except EOFError as error:
-            printed = _running[1].stop()
-            _running = None
-            raise LoweringError(f"The process with Keras on JAX ended without an answer:\n{printed}") from error
-        except BaseException as error:
-            if not isinstance(error, errors.JaxBridgeError):  # interrupted: the answer would be taken for the next one's
-                _running[1].stop()
-                _running = None
+        except errors.JaxBridgeError:
             raise
+        except EOFError as error:
+            raise LoweringError(f"The process with Keras on JAX ended without an answer:\n{_stop()}") from error
+        except BaseException:  # interrupted: the answer would be taken for the next question's
+            _stop()
+            raise
+
+
+def stop() -> None:
+    """Ends the process, if one runs; the next question starts another."""
+    with _lock:
+        _stop()
+
+
+def _stop() -> str:
+    """Ends the process; returns the last of what it wrote."""
+    global _running
+    running, _running = _running, None
+    return "" if running is None else running[1].stop()

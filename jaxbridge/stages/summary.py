@@ -229,7 +229,8 @@ class _Figures:
         if text not in self._known:
             compiled = lowered.compile()
             memory = compiled.memory_analysis()
-            self._known[text] = _count(compiled.cost_analysis(), "bytes accessed"), None if memory is None else memory.peak_memory_in_bytes
+            accessed = _count(compiled.cost_analysis(), "bytes accessed")
+            self._known[text] = accessed, None if memory is None else memory.peak_memory_in_bytes
         outputs = tuple(map(describe_leaf, jax.tree.leaves(lowered.out_info[0])))
         return outputs, _count(lowered.cost_analysis(), "flops"), *self._known[text]
 
@@ -254,13 +255,11 @@ def _amount(value: float | None, unit: str) -> str:
     """Returns a number with a prefix of three digits: "8.70 k", "1.07 GB"."""
     if value is None:
         return "-"
-    for prefix in ("", "k", "M", "G", "T"):
-        if abs(value) < 1000:
-            break
-        value /= 1000
-    else:
-        prefix = "P"
-    text = f"{value:.0f}" if prefix == "" else f"{value:.3g}" if value < 100 else f"{value:.0f}"
+    prefixes = iter(("", "k", "M", "G", "T", "P"))
+    prefix = next(prefixes)
+    while abs(value) >= 1000 and prefix != "P":
+        value, prefix = value / 1000, next(prefixes)
+    text = f"{value:.0f}" if prefix == "" or value >= 100 else f"{value:.3g}"
     return f"{text} {prefix}{unit}".strip()
 
 

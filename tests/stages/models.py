@@ -95,7 +95,9 @@ def head_oracle(training):
 
 
 CASES = [
-    Case("a function", lambda: jaxbridge.JaxLayer(call, init), struct(32, 8), lambda _: (call, (WEIGHTS, struct(32, 8)))),
+    Case(
+        "a function", lambda: jaxbridge.JaxLayer(call, init), struct(32, 8), lambda _: (call, (WEIGHTS, struct(32, 8)))
+    ),
     Case("state", lambda: jaxbridge.JaxLayer(count, count_init), struct(6, 8), count_oracle),
     Case("randomness", lambda: jaxbridge.JaxLayer(noise), struct(6, 8), noise_oracle),
     Case("linen with both", lambda: jaxbridge.FlaxLayer(Head()), struct(6, 16), head_oracle),
@@ -122,6 +124,29 @@ def mixed():
     )
 
 
+class Scale(keras.layers.Layer):
+    """A user's layer, which Keras was not told of."""
+
+    def build(self, input_shape):
+        self.factor = self.add_weight(shape=(input_shape[-1],), name="factor")
+
+    def call(self, inputs):
+        return keras.ops.relu(inputs * self.factor)
+
+
+def times_two(inputs):
+    return inputs * 2
+
+
+def with_own_parts():
+    parts = [Scale(name="scale"), jaxbridge.JaxLayer(times_two), keras.layers.Dense(2, activation=times_two)]
+    return keras.Sequential([keras.Input((8,)), *parts], name="own")
+
+
+def with_a_lambda():
+    return keras.Sequential([keras.Input((8,)), jaxbridge.JaxLayer(lambda inputs: jnp.sin(inputs))], name="own")
+
+
 def nested():
     """A layer that is called twice, a model in a model, and an addition outside of all layers."""
     inner = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8, name="deep")], name="inner")
@@ -138,3 +163,22 @@ def ten_billion():
 def ten_billion_layer():
     """A layer of as many parameters, in linen."""
     return jaxbridge.FlaxLayer(nn.Sequential([nn.Dense(100_000, use_bias=False), nn.Dense(92_000, use_bias=False)]))
+
+
+class UpDown(nn.Module):
+    """A matrix product whose columns are split, and one whose rows are, which needs an all-reduce."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = jax.nn.relu(nn.Dense(32, use_bias=False, name="up")(x))
+        return nn.Dense(16, use_bias=False, name="down")(x)
+
+
+def split_layer():
+    return jaxbridge.FlaxLayer(UpDown(), name="net")
+
+
+def split_model():
+    """The same in native Keras layers."""
+    up = keras.layers.Dense(32, use_bias=False, activation="relu", name="up")
+    return keras.Sequential([keras.Input((16,)), up, keras.layers.Dense(16, use_bias=False, name="down")], name="net")

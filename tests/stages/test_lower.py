@@ -23,7 +23,9 @@ def figures(lowered):
     compiled = lowered.compile()
     counts = [stage.cost_analysis() for stage in (lowered, compiled)]
     memory = compiled.memory_analysis()
-    found = {f"{name} {i}": cost.get(name, 0.0) for i, cost in enumerate(counts) for name in ("flops", "bytes accessed")}
+    found = {
+        f"{name} {i}": cost.get(name, 0.0) for i, cost in enumerate(counts) for name in ("flops", "bytes accessed")
+    }
     return found | {name: getattr(memory, name) for name in MEMORY}
 
 

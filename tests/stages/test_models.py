@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import jaxbridge
+from jaxbridge import backends
 from jaxbridge.errors import LoweringError
 from jaxbridge.stages import _keras_private
 from jaxbridge.stages.abstract import abstract_variables
@@ -42,7 +43,12 @@ def test_flops_of_a_mixed_model_are_those_of_the_pure_function():
 def test_training_returns_the_state_that_changes():
     outputs, losses, state = lowered(True).out_info
     assert outputs.shape == (4, 2) and losses == []
-    assert sorted(path.rpartition("/")[2] for path in state) == ["mean", "seed_generator_state", "seed_generator_state", "var"]
+    assert sorted(path.rpartition("/")[2] for path in state) == [
+        "mean",
+        "seed_generator_state",
+        "seed_generator_state",
+        "var",
+    ]
     assert lowered(False).out_info[2] == {}
 
 
@@ -82,6 +88,27 @@ def test_a_model_with_two_inputs():
         assert jaxbridge.lower(model, inputs).out_info[0].shape == (4, 5)
 
 
+def test_a_users_own_classes_and_functions():
+    lowered = jaxbridge.lower(models.with_own_parts(), struct(4, 8))
+    assert lowered.cost_analysis()["flops"] == 4 * 8 + 4 * 8 + 4 * 8 + 2 * 4 * 8 * 2 + 4 * 2 + 4 * 2
+    assert "own/scale/factor" in lowered.args_info[0][0]
+
+
+def test_a_lambda_has_no_name_in_another_process():
+    lower = lambda given: jaxbridge.lower(given, struct(4, 8)).as_text()
+    assert "sine" in lower(models.with_a_lambda)
+    if backends.current().traces_with_jax:
+        assert "sine" in lower(models.with_a_lambda())
+    else:
+        with pytest.raises(LoweringError, match=r"(?s)it has a lambda.*top level of a file"):
+            lower(models.with_a_lambda())
+
+
+def test_what_a_model_raises_is_raised_here():
+    with pytest.raises(ValueError, match="expected axis -1 of input shape to have value 8"):
+        jaxbridge.lower(models.mixed(), struct(4, 9))
+
+
 def test_a_function_with_its_own_regularization():
     def make():
         layer = keras.layers.Dense(4, activity_regularizer=keras.regularizers.L2(0.1))
@@ -110,7 +137,7 @@ def test_lowering_changes_no_later_model():
     jaxbridge.lower(models.mixed, struct(4, 8))
     have = keras.layers.Dense(2)
     have.build((None, 4))
-    np.testing.assert_array_equal(*(keras.ops.convert_to_numpy(layer.kernel.value) for layer in (wanted, have)))
+    np.testing.assert_array_equal(*(np.asarray(layer.kernel * 1) for layer in (wanted, have)))
 
 
 def test_matmul_precision_and_x64_reach_every_process():
