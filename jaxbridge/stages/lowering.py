@@ -46,7 +46,7 @@ def lower(
 
     Returns:
         An object in the shape of `jax.stages.Lowered`. Its figures are those of the compiler, and None where it gives
-        none.
+        none. XLA counts the body of a loop (`jax.lax.scan`) once, and nothing for calls of libraries (`jnp.linalg`).
 
     Raises:
         LoweringError: there is nothing to lower, a platform is unknown, or a model cannot be made anew.

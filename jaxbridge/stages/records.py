@@ -24,7 +24,8 @@ class MemoryStats:
         temp_size_in_bytes: intermediate values.
         alias_size_in_bytes: outputs that take the place of arguments.
         generated_code_size_in_bytes: the program itself.
-        peak_memory_in_bytes: the most that is in use at one time.
+        peak_memory_in_bytes: the compiler's own estimate of the most that is in use at one time; on CPU it leaves out
+            temporary values.
     """
 
     argument_size_in_bytes: int | None
@@ -33,6 +34,13 @@ class MemoryStats:
     alias_size_in_bytes: int | None
     generated_code_size_in_bytes: int | None
     peak_memory_in_bytes: int | None
+
+    @property
+    def allocated_size_in_bytes(self) -> int | None:
+        """What is allocated while the program runs: arguments, outputs, temporary values, less what outputs share."""
+        parts = (self.argument_size_in_bytes, self.output_size_in_bytes, self.temp_size_in_bytes)
+        known = [part for part in (*parts, self.alias_size_in_bytes) if part is not None]
+        return sum(known[:3]) - known[3] if len(known) == 4 else None
 
 
 class Compiled:

@@ -32,9 +32,11 @@ class LayerCost:
         outputs: shape and dtype of each output, such as "float32[8, 16]".
         calls: how often the model calls it; the figures are those of all calls.
         parameters: how many numbers its weights hold.
-        flops: floating point operations that it asks for, before the compiler optimizes.
+        flops: floating point operations that it asks for, before the compiler optimizes. XLA counts the body of a loop
+            (`jax.lax.scan`, a recurrent layer) once, and nothing for calls of libraries (`jnp.linalg`).
         bytes_accessed: bytes that the compiled program reads and writes.
-        peak_memory: the most bytes in use at one time, weights, inputs and outputs among them; the largest of its calls.
+        peak_memory: bytes that are allocated while it runs: weights, inputs, outputs and temporary values; the most of its
+            calls.
     """
 
     layer: str
@@ -230,7 +232,7 @@ class _Figures:
             compiled = lowered.compile()
             memory = compiled.memory_analysis()
             accessed = _count(compiled.cost_analysis(), "bytes accessed")
-            self._known[text] = accessed, None if memory is None else memory.peak_memory_in_bytes
+            self._known[text] = accessed, None if memory is None else memory.allocated_size_in_bytes
         outputs = tuple(map(describe_leaf, jax.tree.leaves(lowered.out_info[0])))
         return outputs, _count(lowered.cost_analysis(), "flops"), *self._known[text]
 

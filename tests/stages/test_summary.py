@@ -43,7 +43,7 @@ def test_total(mixed):
     assert mixed.total.flops == sum(row.flops for row in mixed.rows)
     lowered = jaxbridge.lower(models.mixed, struct(B, 8))
     assert mixed.total.flops == lowered.cost_analysis()["flops"]
-    assert mixed.total.peak_memory == lowered.compile().memory_analysis().peak_memory_in_bytes
+    assert mixed.total.peak_memory == lowered.compile().memory_analysis().allocated_size_in_bytes
 
 
 def test_bytes_of_a_matrix_product(mixed):
