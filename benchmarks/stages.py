@@ -144,13 +144,14 @@ def large() -> str:
 
 PAGE = """# What the compiler says
 
-Written by `python benchmarks/stages.py`, with {versions}. `jaxbridge.lower` gives what `jax.stages` gives,
-for any Keras layer or model and on both Keras backends; `jaxbridge.summary` is a table of it per layer. Nothing is run and no
-weight gets a value, so a model need not fit into this machine: of `Dense(100_000)` and `Dense(92_000)` on 8192 features
+Written by `python benchmarks/stages.py`, with {versions}. `jaxbridge.lower` gives
+what `jax.stages` gives, for any Keras layer or model and on both Keras backends; `jaxbridge.summary` is a table of it per
+layer. Nothing is run and no weight gets a value, so a model need not fit into this machine: of `Dense(100_000)` and
+`Dense(92_000)` on 8192 features
 
     jaxbridge.summary(make, batch_size=2).total
 
-says {large}, in a process of less than one.
+says {large}, in a process of less than 1 GiB.
 
 ```python
 lowered = jaxbridge.lower(model, keras.KerasTensor((32, 128), "int32"), training=True, gradient=True)
@@ -172,10 +173,8 @@ A model of native Keras layers, a Flax module and a plain function; `jaxbridge.s
 {summary}
 ```
 
-The attention block has {attention_parameters:.0%} of the parameters and {attention_flops:.0%} of the FLOPs. The embedding has
-{embedding_parameters:.0%} of the parameters and next to no FLOPs: it costs bytes. FLOPs are counted before the
-compiler optimizes, so that they are the sums that one does by hand (`2 * 32 * 128 * 8000 + 32 * 8000` for the logits);
-bytes and memory are those of the compiled layer, after fusion. The last row is the model compiled as a whole: its bytes are
+The attention block has {attention_parameters:.0%} of the parameters and {attention_flops:.0%} of the FLOPs. The embedding
+has {embedding_parameters:.0%} of the parameters and next to no FLOPs: it costs bytes. FLOPs are counted before the compiler optimizes, so that they are the sums that one does by hand (`2 * 32 * 128 * 8000 + 32 * 8000` for the logits); bytes and memory are those of the compiled layer, after fusion. The last row is the model compiled as a whole: its bytes are
 fewer than the rows' together where layers are fused.
 
 ## What a mesh changes
@@ -201,8 +200,8 @@ counted and written once.
 | --- | {rules} |
 {rematerialization}
 
-MiB of temporary values, and GFLOP of one block with its backward pass. Keeping nothing makes memory nearly independent of depth for
-{more:.0%} more FLOPs; keeping the matrix products costs {dots:.1%} more.
+MiB of temporary values, and GFLOP of one block with its backward pass. Keeping nothing makes memory nearly independent of
+depth for {more:.0%} more FLOPs; keeping the matrix products costs {dots:.1%} more.
 
 ## What the figures are
 
@@ -216,8 +215,8 @@ MiB of temporary values, and GFLOP of one block with its backward pass. Keeping 
   on the TensorFlow backend; a model of them is made anew, from its config or by the function that you pass, in a process
   with Keras on JAX, which is kept for the next question. The figures are those of Keras' JAX backend, not of what
   TensorFlow executes.
-- The mesh of Keras' TensorFlow backend has no devices; there the program is compiled for as many virtual CPU devices as the
-  mesh names.
+- For a mesh JAX must see its devices (XLA_FLAGS=--xla_force_host_platform_device_count=8 makes eight of a CPU). That other
+  process makes as many as the mesh of `keras.distribution` names.
 """
 
 

@@ -163,7 +163,10 @@ def make_job(question: str, given: Any, target: Target, options: dict[str, Any])
         options: as `Job` has them.
     """
     reference = None if isinstance(given, keras.layers.Layer) else Reference.to(given)
-    source, objects = (reference, {}) if reference is not None else _config(target.layer)
+    if reference is None or reference.runs_a_script:
+        source, objects = _config(target.layer)
+    else:
+        source, objects = reference, {}
     distribution = DistributionRecord.current()
     settings = {name: getattr(jax.config, name) for name in _JAX_SETTINGS if hasattr(jax.config, name)}
     return Job(
@@ -197,9 +200,7 @@ def _config(layer: keras.layers.Layer) -> tuple[dict[str, Any], dict[str, Refere
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The object being serialized includes a `lambda`")  # an error below
             config: Any = keras.saving.serialize_keras_object(layer)
-        # A config that names a lambda would be read, and fail where the lambda uses what its module imports.
-        if any(part.get("class_name") == "__lambda__" for part in _parts(config)):
-            raise LoweringError("it has a lambda, which a config has no name for")
+        objects = _objects(layer, config)
     except Exception as error:  # whatever a user's `get_config` raises
         raise LoweringError(
             f"Keras' {backends.name()} backend runs native layers without JAX, so '{layer.name}' is made anew from its config "
@@ -210,12 +211,26 @@ def _config(layer: keras.layers.Layer) -> tuple[dict[str, Any], dict[str, Refere
     config.pop("compile_config", None)
     for part in _parts(config):
         part.pop("build_config", None)  # built apart from its model, a layer's variables would have other paths
-    objects: dict[str, Reference] = {}
-    for target in [*keras.saving.get_custom_objects().values(), *_named(layer), *_modules(config)]:
-        reference = Reference.to(target)
-        if reference is not None and reference.module.split(".")[0] not in ("keras", "jaxbridge"):
-            objects[keras.saving.get_registered_name(target)] = reference
     return config, objects
+
+
+def _objects(layer: keras.layers.Layer, config: Any) -> dict[str, Reference]:
+    """Returns the user's classes and functions that a config names, by that name."""
+    names = {value for part in _parts(config) for value in part.values() if isinstance(value, str)}
+    if "__lambda__" in names:  # Keras would read it, and it would fail where it uses what its module imports
+        raise LoweringError("it has a lambda, which a config has no name for.")
+    found: dict[str, Reference] = {}
+    for target in [*keras.saving.get_custom_objects().values(), *_named(layer), *_modules(config)]:
+        name, reference = keras.saving.get_registered_name(target), Reference.to(target)
+        if reference is None or name not in names or reference.module.split(".")[0] in ("keras", "jaxbridge"):
+            continue
+        if reference.runs_a_script:
+            raise LoweringError(
+                f"`{reference.name}` is defined in the script {reference.file}, all of which would run again. Put what the "
+                'script does under `if __name__ == "__main__":`.'
+            )
+        found[name] = reference
+    return found
 
 
 def _parts(config: Any) -> Iterator[dict[str, Any]]:

@@ -9,6 +9,8 @@ from pathlib import Path
 import keras
 import pytest
 
+from jaxbridge import backends
+
 ROOT = Path(__file__).resolve().parents[2]
 MESH = [["data", 2], ["model", 4]]
 
@@ -86,3 +88,35 @@ def test_both_backends_say_the_same(other_backend):
     for name in ("argument", "output", "temp"):
         assert other_backend["compiled"][f"{name}_size_in_bytes"] == getattr(memory, f"{name}_size_in_bytes")
     assert other_backend["variables"]["mixed/fn/params/w"] == "float32[4, 16]"
+
+
+SCRIPT = """
+import jax.numpy as jnp, keras
+import jaxbridge
+
+def double(inputs):
+    return jnp.sin(inputs * 2)
+
+def make():
+    return keras.Sequential([keras.Input((8,)), keras.layers.Dense(4), jaxbridge.JaxLayer(double)])
+
+def main():
+    print("ran")
+    for given in (make, make()):
+        try:
+            print("sine" in jaxbridge.lower(given, keras.KerasTensor((2, 8))).as_text())
+        except jaxbridge.errors.LoweringError as error:
+            print(error)
+"""
+
+
+@pytest.mark.parametrize("guard", ["if __name__ == '__main__':\n    ", ""], ids=["guarded", "not guarded"])
+def test_a_script_is_not_run_again(tmp_path, guard: str):
+    script = tmp_path / "script.py"
+    script.write_text(f"{SCRIPT}\n{guard}main()\n")
+    result = run(str(script))
+    assert result.returncode == 0 and result.stdout.count("ran") == 1 and "ran" not in result.stderr, result.stderr
+    if guard or backends.current().traces_with_jax:
+        assert result.stdout.split() == ["ran", "True", "True"]
+    else:
+        assert result.stdout.count("`double` is defined in the script") == 2
