@@ -155,12 +155,12 @@ says {large}, in a process of less than 1 GiB.
 
 ```python
 lowered = jaxbridge.lower(model, keras.KerasTensor((32, 128), "int32"), training=True, gradient=True)
-lowered.as_text()                          # StableHLO; "hlo" too
-lowered.cost_analysis()["flops"]           # before the compiler optimizes
+lowered.as_text()  # StableHLO; "hlo" too
+lowered.cost_analysis()["flops"]  # before the compiler optimizes
 compiled = lowered.compile()
-compiled.as_text()                         # with its collectives, on a mesh
-compiled.memory_analysis()                 # bytes of arguments, outputs, temporary values
-compiled.input_shardings                   # by Keras path
+compiled.as_text()  # with its collectives, on a mesh
+compiled.memory_analysis()  # bytes of arguments, outputs, temporary values
+compiled.input_shardings  # by Keras path
 ```
 
 On the command line, `jaxbridge lower my_models:build_model --summary`, with `--json` for programs.
