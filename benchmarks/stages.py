@@ -208,8 +208,8 @@ depth for {more:.0%} more FLOPs; keeping the matrix products costs {dots:.1%} mo
 
 - They are XLA's own. None stands where a platform gives none: `cost_analysis()` of a program that was lowered for another
   platform, or with unknown sizes, is None, and `compile()` says why it cannot.
-- XLA counts the body of a loop (`jax.lax.scan`, `keras.layers.LSTM`) once, whatever its length, and nothing for what runs
-  in a library (LAPACK behind `jnp.linalg` on CPU).
+- XLA counts in float32, so in seven digits. It counts the body of a loop (`jax.lax.scan`, `keras.layers.LSTM`) once,
+  whatever its length, and nothing for what runs in a library (LAPACK behind `jnp.linalg` on CPU).
 - The memory of `summary` is what is allocated: arguments, outputs and temporary values. `peak_memory_in_bytes` of
   `memory_analysis()` is XLA's estimate, which leaves out temporary values on CPU.
 - A bridge layer is a JAX function on both Keras backends, and is lowered where you are. Native Keras layers run without JAX
