@@ -174,7 +174,8 @@ A model of native Keras layers, a Flax module and a plain function; `jaxbridge.s
 ```
 
 The attention block has {attention_parameters:.0%} of the parameters and {attention_flops:.0%} of the FLOPs. The embedding
-has {embedding_parameters:.0%} of the parameters and next to no FLOPs: it costs bytes. FLOPs are counted before the compiler optimizes, so that they are the sums that one does by hand (`2 * 32 * 128 * 8000 + 32 * 8000` for the logits); bytes and
+has {embedding_parameters:.0%} of the parameters and next to no FLOPs: it costs bytes. FLOPs are counted before the compiler
+optimizes, so that they are the sums that one does by hand (`2 * 32 * 128 * 8000 + 32 * 8000` for the logits); bytes and
 memory are those of the compiled layer, after fusion. The last row is the model compiled as a whole: its bytes are fewer than
 the rows' together where layers are fused.
 
