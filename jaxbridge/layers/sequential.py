@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,8 +21,7 @@ class Sequential(keras.Sequential):
     A layer runs by itself where the function of several could not do what it does: native layers, layers with
     `compute_output_shape_fn`, an `activity_regularizer`, or `polymorphic_shapes` of their own (unless they come first),
     subclasses with their own `call`, and layers of another dtype policy than the one before. So do all of them while a Keras
-    mask is passed, while a `keras.distribution` is in effect, and where only the running graph knows the training flag. Frozen
-    layers at the beginning are a function of their own, so that no gradient is computed for them.
+    mask is passed, while a `keras.distribution` is in effect, and where only the running graph knows the training flag.
 
     Args:
         layers: the layers, as `keras.Sequential` takes them.
@@ -124,18 +122,12 @@ class _Run(keras.layers.Layer):
         return inputs
 
     def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
-        mode = self._parts.mode(training, mask)
-        if mode is None:
-            return _one_by_one(self._parts.layers, inputs)
-        for part, chain in self._parts.split():
-            inputs = _one_by_one(part, inputs) if chain is None else chain(inputs, mode)
+        chain, mode = self._parts.chained(training, mask)
+        if chain is not None:
+            return chain(inputs, mode)
+        for layer in self._parts.layers:
+            inputs = layer(inputs)  # mask and training flag are found by Keras
         return inputs
-
-
-def _one_by_one(layers: Sequence[Any], inputs: Any) -> Any:
-    for layer in layers:
-        inputs = layer(inputs)  # mask and training flag are found by Keras
-    return inputs
 
 
 class _Parts:
@@ -143,28 +135,17 @@ class _Parts:
 
     def __init__(self, layers: Sequence[Any]):
         self.layers = tuple(layers)
-        self._chains: dict[Sequence[Any], Chain] = {}
+        self._chain: Chain | None = None
 
-    def mode(self, training: Any, mask: Any) -> bool | None:
-        """Returns whether to call the chain in training mode; None where the layers must be called one by one."""
+    def chained(self, training: Any, mask: Any) -> tuple[Chain | None, bool]:
+        """Returns the layers as one and the mode to call them in; None where they must be called one by one."""
         if len(self.layers) == 1 or any(m is not None for m in keras.tree.flatten(mask)):
-            return None
+            return None, False
         if keras.distribution.distribution() is not None or not all(map(may_be_chained, self.layers)):
-            return None
+            return None, False
         flag = self.layers[0]._training_flag(training)
-        return flag if isinstance(flag, bool) else None
-
-    def split(self) -> list[tuple[Sequence[Any], Chain | None]]:
-        """Returns the frozen layers at the beginning and the others, with the chain of each where it has two or more."""
-        frozen = len(list(itertools.takewhile(lambda layer: not _is_trained(layer), self.layers)))
-        parts = [part for part in (self.layers[:frozen], self.layers[frozen:]) if part]
-        return [(part, self._chain(part) if len(part) > 1 else None) for part in parts]
-
-    def _chain(self, part: Sequence[Any]) -> Chain:
-        if part not in self._chains:
-            self._chains[part] = Chain(part)
-        return self._chains[part]
-
-
-def _is_trained(layer: Any) -> bool:
-    return any(variable.trainable for variable in layer._runtime.params.variables)
+        if not isinstance(flag, bool):
+            return None, False
+        if self._chain is None:
+            self._chain = Chain(self.layers)
+        return self._chain, flag
