@@ -156,7 +156,6 @@ class _Lifted:
             function, treedef = self._functions[key]
         return jax.tree.unflatten(treedef, _tf_private.call_flat(function, tensors))
 
-
     def _at_static_sizes(self, leaves: Sequence[Any]) -> Conversion:
         """Returns the conversion for exactly these sizes, for functions that cannot be traced with symbols."""
         assert self._static is not None
