@@ -8,14 +8,16 @@ from typing import Any
 
 import jax
 import keras
+import numpy as np
 
 from jaxbridge.backends.base import PureFunction
 from jaxbridge.core.programs import PROGRAMS, Program
 from jaxbridge.core.pure_model import CallInputs, WithLosses
 from jaxbridge.core.shapes import Signature
+from jaxbridge.errors import SignatureError, StructureError
 from jaxbridge.layers.base import BridgeLayer
 from jaxbridge.layers.calling import InputStructure, cast_floats, split_inputs
-from jaxbridge.layers.runtime import LiftedFunctions
+from jaxbridge.layers.runtime import LiftedFunctions, SeenInputs, cast_struct, draws
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,17 +81,25 @@ class Chain:
         self._layers = tuple(layers)
         self._runtimes = [layer._runtime for layer in layers]
         self._lifted = LiftedFunctions(self._runtimes[0].backend, self._runtimes[0].platforms)
+        # What Keras casts floating inputs and params of each of the layers to.
+        self._input_dtype = layers[0].compute_dtype if layers[0].autocast else None
+        self._traceable: dict[Any, bool] = {}
 
     def __call__(self, inputs: Any, training: bool) -> Any:
         """Returns what the layers give when they are called one after the other; their state, draws and losses go on."""
         runtimes = self._runtimes
         seen, arrays = runtimes[0].see(CallInputs((inputs,)), None)
+        if not self._is_traceable(seen, training):
+            return one_by_one(self._layers, inputs)
         trees = [(runtime.params, runtime.state) for runtime in runtimes]
         params = [params.values() for params, _ in trees]
         state = [state.values() for _, state in trees]
         seeds = [layer._seeds(training) for layer in self._layers]
         lifted = self._lifted.get(
-            seen, training, (params, state, seeds), lambda: self._source(seen.structure, training, seen)
+            seen,
+            training,
+            (params, state, seeds),
+            lambda: (self._program(seen.structure, training), runtimes[0].signature(seen)),
         )
         result, new_state = lifted(params, state, seeds, arrays)
         for layer, losses in zip(self._layers, result.losses, strict=True):
@@ -98,20 +108,57 @@ class Chain:
             tree.assign(new)
         return result.outputs
 
-    def _source(self, structure: InputStructure, training: bool, seen: Any) -> tuple[Program, Signature]:
+    def _program(self, structure: InputStructure, training: bool) -> Program:
         first, *others = self._runtimes
-        layer = self._layers[0]
-        input_dtype = layer.compute_dtype if layer.autocast else None
         program = first.program(structure, training)
         links = []
         for runtime in others:
+            assert runtime.declared is not None
             declared = runtime.declared[0]
             links.append(
-                Link(declared, runtime.program(declared, training), runtime.pure_function(training), input_dtype)
+                Link(declared, runtime.program(declared, training), runtime.pure_function(training), self._input_dtype)
             )
         programs = (program, *(link.program for link in links))
-        key = ("chain", programs, input_dtype) if all(p.is_shared for p in programs) else None
-        return PROGRAMS.get(key, lambda: chained_function(program, links)), first.signature(seen)
+        key = ("chain", programs, self._input_dtype) if all(p.is_shared for p in programs) else None
+        return PROGRAMS.get(key, lambda: chained_function(program, links))
+
+    def _is_traceable(self, seen: SeenInputs, training: bool) -> bool:
+        """Returns whether the layers can be traced as one for unknown sizes.
+
+        A size that follows from an unknown one is an expression here, and an unknown one of its own where layers are called
+        one by one; some functions take only the latter.
+        """
+        key = seen, training
+        if key not in self._traceable:
+            first = self._runtimes[0]
+            signature = first.signature(seen)
+            self._traceable[key] = (
+                first.backend.concrete_shapes or not signature.symbols() or self._traces(seen, training, signature)
+            )
+        return self._traceable[key]
+
+    def _traces(self, seen: SeenInputs, training: bool, signature: Signature) -> bool:
+        structs = [runtime.variable_structs() for runtime in self._runtimes]
+        params = [[cast_struct(struct, self._input_dtype) for struct in params] for params, _ in structs]
+        state = [state for _, state in structs]
+        seeds = [
+            jax.ShapeDtypeStruct((2,), np.uint32) if draws(runtime.model, training) else None
+            for runtime in self._runtimes
+        ]
+        try:
+            jax.eval_shape(self._program(seen.structure, training).fn, params, state, seeds, signature.structs())
+        except (SignatureError, StructureError):  # nothing that other sizes would mend
+            raise
+        except Exception:  # whatever a function raises at symbolic sizes; a layer raises its own by itself
+            return False
+        return True
+
+
+def one_by_one(layers: Sequence[Any], inputs: Any) -> Any:
+    """Returns what layers give that are called one after the other; Keras finds their mask and training flag."""
+    for layer in layers:
+        inputs = layer(inputs)
+    return inputs
 
 
 def may_be_chained(layer: Any) -> bool:

@@ -231,6 +231,11 @@ class Runtime:
 
     # Shapes of outputs.
 
+    def variable_structs(self) -> tuple[list[Any], list[Any]]:
+        """Returns shape and dtype of each variable of a built layer's params and state."""
+        assert self.params is not None and self.state is not None
+        return [_variable_struct(v) for v in self.params.variables], [_variable_struct(v) for v in self.state.variables]
+
     def output_specs(self, inputs: SeenInputs, training: bool, start: Any, compute_dtype: str | None) -> Any:
         """Returns the outputs as a pytree of `ArraySpec`, without running anything; the layer need not be built.
 
@@ -243,7 +248,7 @@ class Runtime:
         signature = self.signature(inputs)
 
         def infer(pure: Any, params: Sequence[Any], state: Sequence[Any], drawing: bool) -> Any:
-            read = [_cast_struct(struct, compute_dtype) for struct in params]
+            read = [cast_struct(struct, compute_dtype) for struct in params]
             seeds = jax.ShapeDtypeStruct((2,), np.uint32) if drawing else None
             return infer_outputs(
                 lambda leaves: without_losses(jax.eval_shape(pure, read, list(state), seeds, leaves)[0]),
@@ -257,7 +262,7 @@ class Runtime:
             rebuilds = params.rebuild, state.rebuild
             pure = pure_function(values.model, inputs.structure, *rebuilds, training, self.output_dtype)
             return infer(pure, params.arrays, state.arrays, draws(values.model, training))
-        params, state = (tuple(map(_variable_struct, tree.variables)) for tree in (self.params, self.state))
+        params, state = map(tuple, self.variable_structs())
         program = self.program(inputs.structure, training)
         return program.once(
             ("outputs", signature, params, state, compute_dtype),
@@ -292,7 +297,8 @@ def _variable_struct(variable: keras.Variable) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(tuple(variable.shape), np.dtype(jax.dtypes.canonicalize_dtype(variable.dtype)))
 
 
-def _cast_struct(struct: Any, float_dtype: str | None) -> Any:
+def cast_struct(struct: Any, float_dtype: str | None) -> Any:
+    """Returns shape and dtype of a variable as it is read: floating ones in `float_dtype` (None: their own)."""
     if float_dtype is None or not jax.numpy.issubdtype(struct.dtype, jax.numpy.floating):
         return struct
     return jax.ShapeDtypeStruct(struct.shape, np.dtype(float_dtype))

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from jaxbridge.layers.chain import Chain, may_be_chained, may_follow
+from jaxbridge.layers.chain import Chain, may_be_chained, may_follow, one_by_one
 
 
 @keras.saving.register_keras_serializable(package="jaxbridge")
@@ -21,7 +21,8 @@ class Sequential(keras.Sequential):
     A layer runs by itself where the function of several could not do what it does: native layers, layers with
     `compute_output_shape_fn`, an `activity_regularizer`, or `polymorphic_shapes` of their own (unless they come first),
     subclasses with their own `call`, and layers of another dtype policy than the one before. So do all of them while a Keras
-    mask is passed, while a `keras.distribution` is in effect, and where only the running graph knows the training flag.
+    mask is passed, while a `keras.distribution` is in effect, where only the running graph knows the training flag, and where
+    they cannot be traced together for unknown sizes.
 
     Args:
         layers: the layers, as `keras.Sequential` takes them.
@@ -123,11 +124,7 @@ class _Run(keras.layers.Layer):
 
     def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
         chain, mode = self._parts.chained(training, mask)
-        if chain is not None:
-            return chain(inputs, mode)
-        for layer in self._parts.layers:
-            inputs = layer(inputs)  # mask and training flag are found by Keras
-        return inputs
+        return one_by_one(self._parts.layers, inputs) if chain is None else chain(inputs, mode)
 
 
 class _Parts:

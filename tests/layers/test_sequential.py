@@ -271,6 +271,23 @@ def test_a_flag_that_only_the_graph_knows():
         assert_same(numbers(call(model, flag)), numbers(call(want, flag)), 10 * RTOL, 10 * ATOL)
 
 
+@pytest.mark.keras_backends("tensorflow")
+def test_what_can_only_be_traced_alone_is_called_alone():
+    """The size that the second layer sees is `t - 1`, which may be 0, or an unknown one of its own."""
+    import tensorflow as tf
+
+    layers = [
+        JaxLayer(lambda inputs: inputs[:, 1:], name="rest"),
+        JaxLayer(lambda inputs: jax.lax.slice_in_dim(inputs, 0, 1, axis=1), name="first"),
+    ]
+    model = jaxbridge.Sequential([keras.Input((None, 4)), *layers])
+    assert [len(run) for run in runs(model)] == [2]
+    concrete = tf.function(lambda x: model(x), autograph=False).get_concrete_function(tf.TensorSpec((None, None, 4)))
+    assert sum(op.type == "XlaCallModule" for op in concrete.graph.get_operations()) == 2
+    x = np.arange(24, dtype="float32").reshape(2, 3, 4)
+    np.testing.assert_array_equal(concrete(tf.constant(x)), x[:, 1:2])
+
+
 def test_files_are_those_of_keras(tmp_path):
     model, other = chained(3), made(keras.Sequential, lambda: blocks(3), X)
     model.train_on_batch(X, X)
