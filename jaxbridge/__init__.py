@@ -6,5 +6,6 @@ from jaxbridge.export import serve_without_jax as serve_without_jax
 from jaxbridge.layers.flax_layer import FlaxLayer as FlaxLayer
 from jaxbridge.layers.jax_layer import JaxLayer as JaxLayer
 from jaxbridge.layers.module_layer import ModuleLayer as ModuleLayer
+from jaxbridge.layers.sequential import Sequential as Sequential
 from jaxbridge.stages import lower as lower
 from jaxbridge.stages import summary as summary

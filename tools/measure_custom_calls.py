@@ -79,7 +79,9 @@ def functions() -> dict[str, tuple[Callable[..., Any], bool]]:
         "mhlo.topk": (lambda a: lax.top_k(a, 2), False),
         "mhlo.erf": (lax.erf, False),
         "ApproxTopK": (lambda a: lax.approx_max_k(a, 2)[0], False),
-        **({"AllocateBuffer": (lambda a: lax.empty((4, 4), "float32") * 0 + a, False)} if hasattr(lax, "empty") else {}),
+        **(
+            {"AllocateBuffer": (lambda a: lax.empty((4, 4), "float32") * 0 + a, False)} if hasattr(lax, "empty") else {}
+        ),
         "lapack_*getrf_ffi": (lambda a: jax.scipy.linalg.lu_factor(a)[0], False),
         "lapack_*potrf_ffi": (lambda a: jnp.linalg.cholesky(a @ a.T + jnp.eye(4)), False),
         "lapack_*syevd_ffi": (lambda a: jnp.linalg.eigh(a + a.T)[0], False),

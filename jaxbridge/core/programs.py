@@ -8,6 +8,8 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
 
+import jax
+
 from jaxbridge.core._jax_private import trace_context
 
 #: How many programs are kept after the last layer that used them is gone, so that a rebuilt model can reuse them.
@@ -21,12 +23,22 @@ class Program:
 
     What is made of the function holds the function, so it must not be in a table beside it: hanging on this object, both
     go together.
+
+    Attributes:
+        fn: the function.
+        is_shared: whether a `ProgramCache` hands it out again.
     """
 
-    def __init__(self, fn: Callable[..., Any]):
+    def __init__(self, fn: Callable[..., Any], is_shared: bool = False):
         self.fn = fn
+        self.is_shared = is_shared
         self._made: collections.OrderedDict[Hashable, Any] = collections.OrderedDict()
         self._lock = threading.RLock()
+
+    @property
+    def jitted(self) -> Callable[..., Any]:
+        """The function under `jax.jit`, which traces and lowers it once wherever it is called inside other functions."""
+        return self.once("jitted", lambda: jax.jit(self.fn))
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Returns what `make()` gave the first time that it was asked for under this key and this config of JAX."""
@@ -59,7 +71,7 @@ class ProgramCache:
             program = self._alive.get(key)
             self.hits, self.misses = self.hits + (program is not None), self.misses + (program is None)
             if program is None:
-                program = self._alive[key] = Program(make())
+                program = self._alive[key] = Program(make(), is_shared=True)
             self._recent[key] = program
             self._recent.move_to_end(key)
             while len(self._recent) > self._kept:

@@ -39,6 +39,11 @@ def is_recorded(tensors: Sequence[Any]) -> bool:
     return bool(_record.should_record_backprop(list(tensors)))
 
 
+def may_record() -> bool:
+    """Returns whether this thread has a gradient tape (or forward accumulator) that could record what it does now."""
+    return _record.could_possibly_record()
+
+
 def call_flat(function: Any, tensors: Sequence[Any]) -> Any:
     """Runs a concrete function on tensors that fit its signature, and returns its structured outputs.
 

@@ -88,9 +88,9 @@ def pure_function(
         )
         new_state = _checked_state(before, after)
         if isinstance(outputs, WithLosses):
-            values = _cast_floats(_checked_outputs(outputs.outputs), output_dtype)
+            values = cast_floats(_checked_outputs(outputs.outputs), output_dtype)
             return WithLosses(values, _checked_outputs(outputs.losses)), new_state
-        return _cast_floats(_checked_outputs(outputs), output_dtype), new_state
+        return cast_floats(_checked_outputs(outputs), output_dtype), new_state
 
     return run
 
@@ -106,7 +106,8 @@ def _checked_outputs(outputs: Any) -> Any:
     return jax.tree.map(jnp.asarray, outputs)
 
 
-def _cast_floats(outputs: Any, dtype: str | None) -> Any:
+def cast_floats(outputs: Any, dtype: str | None) -> Any:
+    """Returns a pytree of arrays with its floating ones in this dtype (None: as they are)."""
     if dtype is None:
         return outputs
     return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, outputs)

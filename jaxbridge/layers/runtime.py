@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from jaxbridge import backends
-from jaxbridge.backends.base import Backend
+from jaxbridge.backends.base import Backend, PureFunction
 from jaxbridge.core._jax_private import trace_context
 from jaxbridge.core.canonical import canonical_key
 from jaxbridge.core.ladder import infer_outputs
@@ -42,6 +42,55 @@ class SeenInputs:
     @property
     def shapes(self) -> tuple[tuple[int | None, ...], ...]:
         return tuple(spec.shape for spec in self.specs)
+
+
+class LiftedFunctions:
+    """The lifted functions of one layer, or of layers that are lifted as one.
+
+    Args:
+        backend: the Keras backend.
+        platforms: as the layer takes them.
+    """
+
+    def __init__(self, backend: Backend, platforms: tuple[str, ...] | None):
+        self._backend, self._platforms = backend, platforms
+        self._found: dict[Any, Any] = {}
+
+    def get(
+        self,
+        inputs: SeenInputs,
+        training: bool,
+        variables: tuple[list[Any], list[Any], Any],
+        source: Callable[[], tuple[Program, Signature]],
+    ) -> Any:
+        """Returns a pure function on the backend's tensors, made once for what determines it.
+
+        Args:
+            inputs: the inputs of the call.
+            training: whether in training mode.
+            variables: the first three arguments of the function.
+            source: returns the pure function and the signature of the inputs, where they are needed.
+        """
+        arrays, treedef = jax.tree.flatten(variables)
+        dtypes = tuple([_dtype_name(array.dtype) for array in arrays])
+        lowering = backends.lowering_in_effect(self._platforms)
+        # Looked up by every call outside of a trace, so before anything that takes longer than a hash.
+        key = (inputs, training, treedef, dtypes, lowering, trace_context())
+        found = self._found.get(key)
+        if found is None:
+            if len(self._found) >= MADE_KEPT:
+                self._found.clear()  # at once, which threads need no lock for; the program has kept them
+            program, signature = source()
+            found = self._found[key] = program.once(
+                ("lifted", signature, treedef, dtypes, lowering),
+                lambda: self._backend.lift(program.fn, variables, signature, lowering),
+            )
+        return found
+
+
+@functools.lru_cache(maxsize=256)
+def _dtype_name(dtype: Any) -> str:
+    return keras.backend.standardize_dtype(dtype)
 
 
 class Runtime:
@@ -83,7 +132,7 @@ class Runtime:
         self.seen: SeenInputs | None = None
         self._programs: dict[Any, Program] = {}
         self._signatures: dict[Any, Signature] = {}
-        self._lifted: dict[Any, Any] = {}
+        self._lifted = LiftedFunctions(backend, self.platforms)
 
     @functools.cached_property
     def key(self) -> Hashable | None:
@@ -161,33 +210,31 @@ class Runtime:
             streams = self.model.rng_streams, self.model.inference_streams
             key = (parts, streams, structure, training, self.output_dtype)
             self._programs[structure, training] = PROGRAMS.get(
-                None if None in parts else key,
-                lambda: pure_function(
-                    self.model, structure, params.rebuild, state.rebuild, training, self.output_dtype
-                ),
+                None if None in parts else key, lambda: self.pure_function(training)(structure)
             )
         return self._programs[structure, training]
 
+    def pure_function(self, training: bool) -> Callable[[InputStructure], PureFunction]:
+        """Returns the pure function of a built layer for inputs of any structure; nothing in it holds the variables."""
+        assert self.params is not None and self.state is not None
+        model, rebuilds, output_dtype = self.model, (self.params.rebuild, self.state.rebuild), self.output_dtype
+        return lambda structure: pure_function(model, structure, *rebuilds, training, output_dtype)
+
     def lifted(self, inputs: SeenInputs, training: bool, variables: tuple[list[Any], list[Any], Any]) -> Any:
         """Returns the pure function on the backend's tensors, made once for what determines it."""
-        arrays, treedef = jax.tree.flatten(variables)
-        dtypes = tuple([_dtype_name(array.dtype) for array in arrays])
-        lowering = backends.lowering_in_effect(self.platforms)
-        # Looked up by every call outside of a trace, so before anything that takes longer than a hash.
-        key = (inputs, training, treedef, dtypes, lowering, trace_context())
-        found = self._lifted.get(key)
-        if found is None:
-            if len(self._lifted) >= MADE_KEPT:
-                self._lifted.clear()  # at once, which threads need no lock for; the program has kept them
-            signature = self.signature(inputs)
-            program = self.program(inputs.structure, training)
-            found = self._lifted[key] = program.once(
-                ("lifted", signature, treedef, dtypes, lowering),
-                lambda: self.backend.lift(program.fn, variables, signature, lowering),
-            )
-        return found
+        return self._lifted.get(
+            inputs,
+            training,
+            variables,
+            lambda: (self.program(inputs.structure, training), self.signature(inputs)),
+        )
 
     # Shapes of outputs.
+
+    def variable_structs(self) -> tuple[list[Any], list[Any]]:
+        """Returns shape and dtype of each variable of a built layer's params and state."""
+        assert self.params is not None and self.state is not None
+        return [_variable_struct(v) for v in self.params.variables], [_variable_struct(v) for v in self.state.variables]
 
     def output_specs(self, inputs: SeenInputs, training: bool, start: Any, compute_dtype: str | None) -> Any:
         """Returns the outputs as a pytree of `ArraySpec`, without running anything; the layer need not be built.
@@ -201,7 +248,7 @@ class Runtime:
         signature = self.signature(inputs)
 
         def infer(pure: Any, params: Sequence[Any], state: Sequence[Any], drawing: bool) -> Any:
-            read = [_cast_struct(struct, compute_dtype) for struct in params]
+            read = [cast_struct(struct, compute_dtype) for struct in params]
             seeds = jax.ShapeDtypeStruct((2,), np.uint32) if drawing else None
             return infer_outputs(
                 lambda leaves: without_losses(jax.eval_shape(pure, read, list(state), seeds, leaves)[0]),
@@ -215,7 +262,7 @@ class Runtime:
             rebuilds = params.rebuild, state.rebuild
             pure = pure_function(values.model, inputs.structure, *rebuilds, training, self.output_dtype)
             return infer(pure, params.arrays, state.arrays, draws(values.model, training))
-        params, state = (tuple(map(_variable_struct, tree.variables)) for tree in (self.params, self.state))
+        params, state = map(tuple, self.variable_structs())
         program = self.program(inputs.structure, training)
         return program.once(
             ("outputs", signature, params, state, compute_dtype),
@@ -238,11 +285,6 @@ def _spec(leaf: Any, float_dtype: str | None) -> ArraySpec:
 
 
 @functools.lru_cache(maxsize=256)
-def _dtype_name(dtype: Any) -> str:
-    return keras.backend.standardize_dtype(dtype)
-
-
-@functools.lru_cache(maxsize=256)
 def _dtype_of_input(dtype: Any, float_dtype: str | None, x64: bool) -> str:
     """Returns the name of the dtype that JAX gives an input; `x64` is the setting in effect, for the cache."""
     name = keras.backend.standardize_dtype(dtype)
@@ -255,7 +297,8 @@ def _variable_struct(variable: keras.Variable) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(tuple(variable.shape), np.dtype(jax.dtypes.canonicalize_dtype(variable.dtype)))
 
 
-def _cast_struct(struct: Any, float_dtype: str | None) -> Any:
+def cast_struct(struct: Any, float_dtype: str | None) -> Any:
+    """Returns shape and dtype of a variable as it is read: floating ones in `float_dtype` (None: their own)."""
     if float_dtype is None or not jax.numpy.issubdtype(struct.dtype, jax.numpy.floating):
         return struct
     return jax.ShapeDtypeStruct(struct.shape, np.dtype(float_dtype))

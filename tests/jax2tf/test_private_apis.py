@@ -107,6 +107,16 @@ def test_tf_is_recorded():
     assert seen == [False, True, True]
 
 
+def test_tf_may_record():
+    assert not _tf_private.may_record()
+    with tf.GradientTape() as tape:
+        assert _tf_private.may_record()  # variables are watched only once they are read
+        with tape.stop_recording():
+            assert not _tf_private.may_record()
+    with tf.autodiff.ForwardAccumulator(tf.constant(1.0), tf.constant(1.0)):
+        assert _tf_private.may_record()
+
+
 def test_tf_call_flat_gives_what_the_public_call_gives():
     scale = tf.Variable(2.0)
     function = tf.function(
