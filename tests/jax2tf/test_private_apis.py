@@ -39,6 +39,12 @@ def test_jax_portable_module_makes_calls_of_composites():
     assert "@shape_assertion" not in portable
 
 
+def test_jax_export_with_rules_makes_no_assertions_about_sizes():
+    struct = jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, 5"), jnp.float32)
+    exported = _jax_private.export_with_rules(jax.jit(lambda x: 2 * x), [struct], ("cpu",), (), [])
+    assert "shape_assertion" not in exported.mlir_module()
+
+
 def test_jax_serialize_module_writes_the_version():
     module = _jax_private.serialize_module(TEXT, "1.7.0")
     assert b"StableHLO_v1.7.0" in module
