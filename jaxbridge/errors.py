@@ -35,6 +35,10 @@ class ExportError(JaxBridgeError, ValueError):
     """A model cannot be exported, or what was exported does not give what the model gives."""
 
 
+class ShardingError(JaxBridgeError, ValueError):
+    """A sharding cannot be laid over a mesh: an axis is missing, a size is not divisible, keys overlap, devices are few."""
+
+
 class MissingDependencyError(JaxBridgeError, ImportError):
     """An optional package is needed and not installed."""
 

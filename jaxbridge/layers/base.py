@@ -156,24 +156,19 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
 
     def _make_trees(self, start: Initialization) -> tuple[VariableTree, VariableTree]:
         """Makes the variables of params and state, which get the first values of `start`."""
-        params = VariableTree(
-            start.parts[0],
-            lambda: start.values()[0],
-            prefix=self._scopes[0],
+        # Both are checked before one variable is made.
+        params = VariableTree(start.parts[0], prefix=self._scopes[0], parent=self.path)
+        state = VariableTree(start.parts[1], prefix=self._scopes[1], parent=self.path)
+        layouts = params.layouts, state.layouts
+        params.create(
+            lambda: start.values(layouts)[0],
             trainable=True,
             float_dtype=self.variable_dtype,
             # Where nothing is cast Keras still calls `cast` at every read, which on TensorFlow takes 40 us a variable.
             autocast=self.autocast and self.compute_dtype != self.variable_dtype,
         )
         # Statistics and counters keep their own dtype under every policy.
-        state = VariableTree(
-            start.parts[1],
-            lambda: start.values()[1],
-            prefix=self._scopes[1],
-            trainable=False,
-            float_dtype=None,
-            autocast=False,
-        )
+        state.create(lambda: start.values(layouts)[1], trainable=False, float_dtype=None, autocast=False)
         return params, state
 
     def _output_dtype(self) -> str | None:
