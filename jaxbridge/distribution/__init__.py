@@ -1,5 +1,6 @@
 """Floor 3: layouts of Keras variables by their paths, on `keras.distribution`."""
 
+from jaxbridge.distribution.layout_map import layout_map_scope as layout_map_scope
 from jaxbridge.distribution.native import backend_layout as backend_layout
 from jaxbridge.distribution.native import backend_mesh as backend_mesh
 from jaxbridge.distribution.native import keras_layout as keras_layout

@@ -42,13 +42,16 @@ class Decision:
         return None if self.axes is None else layout_on(self.device_mesh, self.axes)
 
 
-def decide(path: str, shape: Sequence[int], annotation: PartitionSpec | None = None) -> Decision:
+def decide(
+    path: str, shape: Sequence[int], annotation: PartitionSpec | None = None, *, match: Match | None = None
+) -> Decision:
     """Decides the layout of a variable under the distribution in effect.
 
     Args:
         path: the variable's path in Keras.
         shape: its shape.
         annotation: what its module asks for, or None.
+        match: what was asked for by name; None to ask the distribution.
 
     Returns:
         The decision: a match by name wins, then the annotation, then it is replicated over the mesh. Without a distribution,
@@ -66,10 +69,10 @@ def decide(path: str, shape: Sequence[int], annotation: PartitionSpec | None = N
     if distribution is None:
         return Decision()
     if not backends.current().distributes:
-        _warn_without_effect(type(distribution).__name__)
+        warn_without_effect(f"keras.distribution.{type(distribution).__name__}")
         return Decision()
     rank, mesh = len(shape), distribution.device_mesh
-    match = named_layout(distribution, path, shape)
+    match = match or named_layout(distribution, path, shape)
     if match is not None:
         axes, mesh = _parts(match.layout, rank, mesh, path)
         decision = Decision(axes, mesh, match.source, match.key)
@@ -145,7 +148,7 @@ def is_replicated(layout: Any) -> bool:
 
 def _parts(layout: Any, rank: int, mesh: Any, path: str) -> tuple[Axes, Any]:
     own_mesh, axes = layout_parts(layout)
-    if own_mesh is not None and list(map(str, own_mesh.devices.flat)) != list(map(str, mesh.devices.flat)):
+    if own_mesh is not None and not same_devices(own_mesh, mesh):
         raise ShardingError(
             f"The layout of '{path}' is for {own_mesh}, and the distribution in effect has {mesh} on other devices. One step "
             "runs on one set of devices: make the layouts with the distribution's mesh."
@@ -153,10 +156,16 @@ def _parts(layout: Any, rank: int, mesh: Any, path: str) -> tuple[Axes, Any]:
     return axes_of_spec(axes, rank), own_mesh or mesh
 
 
+def same_devices(one: Any, other: Any) -> bool:
+    """Returns whether two meshes have the same devices, in the same order."""
+    return list(map(str, one.devices.flat)) == list(map(str, other.devices.flat))
+
+
 @functools.cache  # once per process
-def _warn_without_effect(kind: str) -> None:
+def warn_without_effect(what: str) -> None:
+    """Warns that a distribution does nothing on this backend."""
     warnings.warn(
-        f"keras.distribution.{kind} is in effect, and Keras does not distribute on this backend: every variable stays whole on "
+        f"{what} is in effect, and Keras does not distribute on this backend: every variable stays whole on "
         "one device. Use the JAX backend (KERAS_BACKEND=jax), or tf.distribute for data parallelism.",
         stacklevel=3,
     )
