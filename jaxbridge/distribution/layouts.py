@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 from jaxbridge import backends
 from jaxbridge.distribution import _keras_private
 from jaxbridge.distribution.matching import Match, one_key
-from jaxbridge.distribution.native import layout_on
+from jaxbridge.distribution.native import backend_mesh, layout_on
 from jaxbridge.distribution.specs import Axes, axes_of_spec, check_axes
 from jaxbridge.errors import ShardingError
 
@@ -82,6 +82,11 @@ def decide(
         decision = Decision((None,) * rank, mesh, "replicated")
     check_decision(decision, path, shape)
     return decision
+
+
+def mesh_of(decisions: Sequence[Decision]) -> Any:
+    """Returns the backend's mesh that variables are laid out over; None where none is."""
+    return next((backend_mesh(d.device_mesh) for d in decisions if d.device_mesh is not None), None)
 
 
 def check_decision(decision: Decision, path: str, shape: Sequence[int]) -> None:

@@ -114,6 +114,17 @@ def layout_of(variable: keras.Variable) -> Any:
     return layout if is_product else keras_layout(layout)
 
 
+def assigned_backend_layout(variable: keras.Variable) -> Any:
+    """Returns the backend's layout that a variable's values are put in, or None."""
+    layout = _keras_private.assigned_layout(variable)
+    return backend_layout(layout) if isinstance(layout, keras.distribution.TensorLayout) else layout
+
+
+def assign_placed(variable: keras.Variable, value: Any) -> None:
+    """Sets the value of a variable to an array of the host, which is cut there where the variable's layout splits it."""
+    variable.assign(backends.current().place(value, variable.dtype, assigned_backend_layout(variable)))
+
+
 class _MeshKey:
     """A DeviceMesh that is equal to others of the same devices, shape and names: Keras compares them by identity."""
 

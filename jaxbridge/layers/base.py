@@ -13,6 +13,7 @@ import numpy as np
 from jaxbridge import backends
 from jaxbridge.core import prng
 from jaxbridge.core.pure_model import CallInputs, PureModel, WithLosses
+from jaxbridge.distribution.layouts import mesh_of
 from jaxbridge.layers import weights_file
 from jaxbridge.layers.config import pack_inputs, unpack_inputs
 from jaxbridge.layers.initialization import Initialization
@@ -149,6 +150,7 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         self.seed_generator = generator
         self._bridge_variables = [*params.variables, *state.variables]
         runtime.model, runtime.params, runtime.state = start.model, params, state
+        runtime.mesh = mesh_of([*params.decisions, *state.decisions])
         runtime.output_dtype = self._output_dtype()
         runtime.declared = (seen.structure, runtime.signature(seen))
         self._set_trainable(self.trainable)
@@ -237,6 +239,8 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         runtime = self._runtime
         assert runtime.params is not None and runtime.state is not None
         seen, arrays = runtime.see(self._call_inputs(inputs, args, mask, kwargs), None)
+        if runtime.mesh is not None:
+            arrays = runtime.backend.brought_to(runtime.mesh, arrays, lambda n: f"Input {n} of layer '{self.name}'")
         values = runtime.params.values(), runtime.state.values()
         flag = self._training_flag(training)
         if isinstance(flag, bool):
