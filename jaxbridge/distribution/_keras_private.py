@@ -32,7 +32,7 @@ class PlacedVariable(keras.Variable):
     """A variable whose initializer returns a value that is in its layout already.
 
     Keras traces the initializer of a large variable (250 MB over the mesh, keras 3.15) under `jit(out_shardings=...)`,
-    where a value that exists becomes a constant of the program, whole on every device.
+    where a value that exists becomes a constant of the program, whole on every device; functions it does not take there.
     """
 
     def _initialize_with_initializer(self, initializer: Any) -> None:

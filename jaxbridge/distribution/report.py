@@ -84,9 +84,7 @@ class LayoutReport:
         ]
 
 
-def describe_layouts(
-    model: keras.layers.Layer, layout_map: keras.distribution.LayoutMap | None = None
-) -> LayoutReport:
+def describe_layouts(model: keras.layers.Layer, layout_map: keras.distribution.LayoutMap | None = None) -> LayoutReport:
     """Reports how the variables of a model and of its optimizer are laid out.
 
     Warns of keys that match nothing, and of paths that several keys match.
@@ -163,6 +161,7 @@ def _decision(variable: keras.Variable) -> Decision:
 
 def _slot_decision(variable: keras.Variable, followed: list[keras.Variable]) -> Decision:
     """Returns the decision for a variable of an optimizer: Keras names a slot by the path of what it follows."""
+
     def names(other: keras.Variable) -> bool:
         return variable.name.startswith(f"{other.path.replace('/', '_')}_") and other.shape == variable.shape
 

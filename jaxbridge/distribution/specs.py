@@ -75,7 +75,9 @@ def check_axes(path: str, shape: Sequence[int], axes: Axes, sizes: Mapping[str, 
         )
     twice = [name for name, count in used.items() if count > 1]
     if twice:
-        raise ShardingError(f"{what}: an axis can split one dimension only, and {', '.join(map(repr, twice))} splits two.")
+        raise ShardingError(
+            f"{what}: an axis can split one dimension only, and {', '.join(map(repr, twice))} splits two."
+        )
     for dim, axis in enumerate(axes):
         parts = math.prod(sizes[name] for name in axis_names(axis))
         if shape[dim] % parts:
