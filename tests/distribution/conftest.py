@@ -28,8 +28,16 @@ def results_of(module: str, folder: Path, **environment: str) -> dict:
 def on_jax(tmp_path_factory):
     """What `jax_worker` found on 8 virtual CPUs."""
     folder = tmp_path_factory.mktemp("layouts_jax")
-    devices = "--xla_force_host_platform_device_count=8"
-    return results_of("jax_worker", folder, KERAS_BACKEND="jax", XLA_FLAGS=devices)
+    return results_of(
+        "jax_worker",
+        folder,
+        KERAS_BACKEND="jax",
+        XLA_FLAGS="--xla_force_host_platform_device_count=8",
+        # Models of different kinds are the same program.
+        JAX_COMPILATION_CACHE_DIR=str(folder / "xla"),
+        JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0",
+        JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES="-1",
+    )
 
 
 @pytest.fixture(scope="session")

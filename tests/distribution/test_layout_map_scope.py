@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from tests.distribution.scopes import KEYS, MODELS, WANTED
+from tests.distribution.scopes import FITTED, KEYS, MODELS, WANTED
 
 CASES = [f"{kind} {name} {when}" for kind in KEYS for name in MODELS for when in ("inside", "outside")]
 CASES += [f"{kind} subclassed fit" for kind in KEYS]
-FITTED = [case for case in CASES if not case.endswith("inside")]
+TRAINED = [f"{kind} {case}" for kind in KEYS for case in FITTED]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -19,12 +19,12 @@ def test_every_case_was_run(on_jax):
     assert list(on_jax["scopes"]["kinds"]) == CASES
 
 
-@pytest.mark.parametrize("case", FITTED)
+@pytest.mark.parametrize("case", TRAINED)
 def test_slots_follow(on_jax, case):
     assert sorted(on_jax["scopes"]["kinds"][case]["slots"], key=str) == [["model"], [None, "model"]]
 
 
-@pytest.mark.parametrize("case", FITTED)
+@pytest.mark.parametrize("case", TRAINED)
 def test_losses_are_those_of_one_device(on_jax, case):
     found = on_jax["scopes"]["kinds"][case]
     losses, layouts = found["control"]
