@@ -149,7 +149,7 @@ def _brought_to(mesh: Mesh, value: Any, names: Callable[[int], str], number: int
     if isinstance(value, jax.core.Tracer) or not isinstance(value, jax.Array) or not value.committed:
         return value  # what is not committed to a device JAX puts where it is needed
     sharding = value.sharding
-    if isinstance(sharding, NamedSharding):
+    if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
         # The devices must be the same ones in the same order; names and sizes of the axes are free.
         if list(sharding.mesh.devices.flat) == list(mesh.devices.flat):
             return value

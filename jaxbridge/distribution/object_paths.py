@@ -16,9 +16,9 @@ def own_attributes() -> frozenset[str]:
     Makes models when it is first asked, so ask it outside of a scope. They have names, so as to take no number from those
     that Keras makes up.
     """
-    inputs = keras.Input((1,), name="x")
-    functional, subclassed = keras.Model(inputs, inputs, name="x"), keras.Model(name="x")
-    models = functional, subclassed, keras.Sequential(name="x"), keras.layers.Layer(name="x")
+    inputs, layer = keras.Input((1,), name="x"), keras.layers.Identity(name="y")
+    functional = keras.Model(inputs, layer(inputs), name="x")
+    models = functional, keras.Model(name="x"), keras.Sequential(name="x"), layer
     return frozenset(name for model in models for name in vars(model))
 
 

@@ -159,8 +159,9 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
     def _make_trees(self, start: Initialization) -> tuple[VariableTree, VariableTree]:
         """Makes the variables of params and state, which get the first values of `start`."""
         # Both are checked before one variable is made.
-        params = VariableTree(start.parts[0], prefix=self._scopes[0], parent=self.path)
-        state = VariableTree(start.parts[1], prefix=self._scopes[1], parent=self.path)
+        path = self.path or self.name
+        params = VariableTree(start.parts[0], prefix=self._scopes[0], parent=path)
+        state = VariableTree(start.parts[1], prefix=self._scopes[1], parent=path)
         layouts = params.layouts, state.layouts
         params.create(
             lambda: start.values(layouts)[0],

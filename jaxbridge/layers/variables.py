@@ -169,13 +169,17 @@ def _make_variable(
 ) -> keras.Variable:
     *scopes, name = path.split("/")
     place = backends.current().place
+
+    def initializer(shape: Any, dtype: Any = None) -> Any:
+        return place(initial(), dtype, layout)
+
     with contextlib.ExitStack() as stack:
         for scope in scopes:
             # `Layer.add_weight` drops nested scopes; a Variable made inside them keeps its whole path.
             stack.enter_context(keras.name_scope(scope))
         kind, options = (keras.Variable, {}) if layout is None else (PlacedVariable, {"layout": layout})
         return kind(
-            lambda shape, dtype=None: place(initial(), dtype, layout),
+            initializer,
             shape=tuple(struct.shape),
             dtype=dtype or np.dtype(struct.dtype).name,
             trainable=trainable,
