@@ -144,13 +144,16 @@ class _Scope:
     def match(self, path: str, names: Sequence[str] | None = None) -> Match | None:
         """Returns the layout of a variable by its path and its names (None: those it has where it is being built)."""
         if names is None:
-            names = []
-            if self._building:
-                layer, prefixes = self._building[-1]
-                names = [f"{prefix}/{path_in(layer, path)}".lstrip("/") for prefix in prefixes]
+            layer, prefixes = self._building[-1] if self._building else (None, [])
+            below = None if layer is None else path_in(layer, path)
+            names = [] if below is None else _joined(prefixes, [below])
         spellings = [spelling for name in (path, *names) for spelling in (name, name.replace("/", "."))]
         key = one_key(self.layout_map, path, spellings)
         return None if key is None else Match(self.layout_map[key], "scope", key)
+
+
+def _joined(prefixes: Sequence[str], names: Sequence[str]) -> list[str]:
+    return [f"{prefix}/{name}" if prefix else name for prefix in prefixes for name in names]
 
 
 class ScopedLayouts(NamesLayouts, keras.distribution.ModelParallel):

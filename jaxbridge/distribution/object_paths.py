@@ -96,13 +96,13 @@ def own_variables(layer: keras.layers.Layer) -> list[tuple[keras.Variable, list[
     for name, variable in attributes(layer, keras.Variable):
         by_attribute.setdefault(id(variable), []).append(name)
     return [
-        (variable, [path_in(layer, variable.path), *by_attribute.get(id(variable), [])])
+        (variable, [path_in(layer, variable.path) or variable.name, *by_attribute.get(id(variable), [])])
         for variable in layer.variables
         if id(variable) not in below
     ]
 
 
-def path_in(layer: keras.layers.Layer, path: str) -> str:
-    """Returns the part of a variable's path below the layer that it is of; its last part if it is not below it."""
+def path_in(layer: keras.layers.Layer, path: str) -> str | None:
+    """Returns the part of a variable's path below a layer; None if it is not below it."""
     start = f"{layer.path}/"
-    return path.removeprefix(start) if path.startswith(start) else path.rpartition("/")[2]
+    return path.removeprefix(start) if path.startswith(start) else None

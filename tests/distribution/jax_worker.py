@@ -5,6 +5,7 @@ One process for all of them: it takes longer to start than they take to run.
 
 import json
 import os
+import re
 import sys
 import tempfile
 import warnings
@@ -34,6 +35,8 @@ from jaxbridge.distribution import (
 from jaxbridge.distribution._keras_private import PlacedVariable
 from jaxbridge.layers.variables import PartitionedTree, VariableTree
 from tests.distribution import scopes
+
+PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "sharding.md"
 
 X = np.random.RandomState(0).rand(16, 16).astype("float32")
 Y = np.ones((16, 8), "float32")
@@ -214,6 +217,12 @@ def initialisation() -> dict[str, Any]:
             layer.build((8, 16))
             w = layer.params["w"].value
             found[name] = [spec(w), bytes_on_first_device(w), np.asarray(w, "float32").tolist()]
+        # As in `fit` of a model that is not built: Keras makes the values when the symbolic call is over.
+        deferred = jaxbridge.JaxLayer(calls["w"], params=given, name="d")
+        with keras.StatelessScope():
+            deferred.build((8, 16))
+        w = deferred.params["w"].value
+        found["deferred"] = [spec(w), bytes_on_first_device(w), np.asarray(w).tolist()]
         placed = NamedSharding(backend_mesh(device_mesh()), P("data", "model"))
         found["control"] = message(lambda: jax.device_put(whole, placed))
     keras.distribution.set_distribution(None)
@@ -424,6 +433,15 @@ def inferred() -> dict[str, Any]:
     return found
 
 
+def docs() -> list[str]:
+    """Runs the blocks of the page in order, and returns their first lines."""
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(compile(block, PAGE.name, "exec"), names)
+    return [block.splitlines()[0] for block in blocks]
+
+
 def main(path: str) -> None:
     found = {}
     for section in (
@@ -438,6 +456,7 @@ def main(path: str) -> None:
         own_rules,
         inferred,
         scopes.scopes,
+        docs,
     ):
         keras.distribution.set_distribution(None)
         keras.utils.clear_session(free_memory=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -193,6 +194,17 @@ def make_in(lm: Any) -> Any:
         return sequential("bridge")
 
 
+def loaded() -> dict[str, Any]:
+    """A model that was saved without layouts and is loaded in a scope."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/model.keras"
+        saved = sequential("bridge")
+        saved.save(path)
+        with layout_map_scope(layout_map(KEYS["bridge"])):
+            model = keras.models.load_model(path)
+    return {"specs": by_layer(model), "equal": bool(np.allclose(model(X), saved(X), rtol=1e-5, atol=1e-6))}
+
+
 def around() -> dict[str, Any]:
     """A scope within a distribution, a scope in a scope, and what is left behind."""
     init = keras.layers.Layer.__init__
@@ -215,6 +227,7 @@ def around() -> dict[str, Any]:
     )
     found["indivisible"] = message(lambda: make_in(layout_map({"d1.params.kernel": ("data", "data")})))
     found["no_mesh"] = message(lambda: make_in(keras.distribution.LayoutMap(None)))
+    found["loaded"] = loaded()
     with layout_map_scope(layout_map({})):
         pass
     later = sequential("native")

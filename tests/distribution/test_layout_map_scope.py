@@ -60,6 +60,10 @@ def test_the_innermost_scope_counts(on_jax):
     assert on_jax["scopes"]["around"]["nested_scopes"] == [["model"], [None, "model"]]
 
 
+def test_a_saved_model_can_be_loaded_in_a_scope(on_jax):
+    assert on_jax["scopes"]["around"]["loaded"] == {"specs": WANTED, "equal": True}
+
+
 def test_nothing_is_left_behind(on_jax):
     found = on_jax["scopes"]["around"]
     assert found["restored"] and found["afterwards"] == ["one device"]

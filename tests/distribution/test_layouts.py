@@ -98,7 +98,7 @@ def test_the_output_of_a_replicated_input_is_split(on_jax):
     assert (alone["output"], alone["output_shard"]) == (None, [16, 32])
 
 
-@pytest.mark.parametrize(("name", "held"), [("init_fn", 256), ("given", 256), ("bfloat16", 128)])
+@pytest.mark.parametrize(("name", "held"), [("init_fn", 256), ("given", 256), ("bfloat16", 128), ("deferred", 256)])
 def test_no_array_is_whole_on_a_device_when_it_is_made(on_jax, name, held):
     # Built where moving an array between devices is an error.
     spec, device_bytes, _ = on_jax["initialisation"][name]
@@ -112,7 +112,7 @@ def test_the_guard_would_have_seen_it(on_jax):
 def test_sharded_initialisation_gives_the_same_values(on_jax):
     found = on_jax["initialisation"]
     np.testing.assert_allclose(found["init_fn"][2], found["alone"], rtol=1e-6)
-    assert found["given"][2] == found["bfloat16"][2] == (np.arange(512.0) % 256).reshape(16, 32).tolist()
+    assert found["given"][2] == found["deferred"][2] == found["bfloat16"][2] == (np.arange(512.0) % 256).reshape(16, 32).tolist()
 
 
 @pytest.mark.parametrize(
@@ -178,3 +178,7 @@ def test_errors_name_path_axis_and_sizes(on_jax, name, parts):
 
 def test_an_exact_key_goes_before_expressions(on_jax):
     assert on_jax["errors"]["exact"] == ""
+
+
+def test_the_page_is_right(on_jax):
+    assert on_jax["docs"][0] == "import flax.linen as nn" and len(on_jax["docs"]) >= 6
