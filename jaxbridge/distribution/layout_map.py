@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import inspect
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -227,4 +228,6 @@ def _seen(init: Any) -> Any:
         if scope is not None:
             scope.adopt(self)
 
+    # Keras reads the arguments by `inspect.getfullargspec`, which does not look behind a wrapper.
+    init_and_join.__signature__ = inspect.signature(init)  # pyright: ignore[reportFunctionMemberAccess]
     return init_and_join
