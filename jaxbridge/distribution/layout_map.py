@@ -130,9 +130,7 @@ class _Scope:
             own = own_variables(layer)
             prefixes = paths.prefixes(layer) if own else []
             for variable, names in own:
-                match = self.match(
-                    variable.path, [f"{prefix}/{name}".lstrip("/") for prefix in prefixes for name in names]
-                )
+                match = self.match(variable.path, _joined(prefixes, names))
                 has_layout = _keras_private.assigned_layout(variable) is not None
                 if match is None and has_layout:
                     continue
