@@ -112,7 +112,8 @@ def test_the_guard_would_have_seen_it(on_jax):
 def test_sharded_initialisation_gives_the_same_values(on_jax):
     found = on_jax["initialisation"]
     np.testing.assert_allclose(found["init_fn"][2], found["alone"], rtol=1e-6)
-    assert found["given"][2] == found["deferred"][2] == found["bfloat16"][2] == (np.arange(512.0) % 256).reshape(16, 32).tolist()
+    given = (np.arange(512.0) % 256).reshape(16, 32).tolist()
+    assert [found[name][2] for name in ("given", "deferred", "bfloat16")] == [given] * 3
 
 
 @pytest.mark.parametrize(
