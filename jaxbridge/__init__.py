@@ -2,6 +2,7 @@
 
 from jaxbridge.export import ExportReport as ExportReport
 from jaxbridge.export import export_saved_model as export_saved_model
+from jaxbridge.core.partition import Sharding as Sharding
 from jaxbridge.export import serve_without_jax as serve_without_jax
 from jaxbridge.layers.flax_layer import FlaxLayer as FlaxLayer
 from jaxbridge.layers.jax_layer import JaxLayer as JaxLayer
