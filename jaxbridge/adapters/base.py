@@ -65,7 +65,8 @@ class Adapted:
 
     Attributes:
         model: the model.
-        start: params and state that the module brings; None for either that `model.init` makes.
+        start: params and state that the module brings; None for either that `model.init` makes. Leaves may be
+            `constraints.Annotated`.
         scopes: the folders of the variables' paths for params and state; "" where the pytrees name them already.
     """
 
@@ -82,8 +83,8 @@ class Adapter(abc.ABC):
     1. *Recognition.* `handles` is true of the library's modules and false of everything else; it raises nothing.
     2. *The module is left alone.* Neither `adapt` nor what it returns changes the module.
     3. *Initialisation is a function.* `model.init` gives the same values for the same key, and can be traced.
-    4. *Paths.* Every leaf of params and state is an array, a number or a typed key, and no two have the same path.
-       Only params are trained.
+    4. *Paths.* Every leaf of params and state is an array, a number or a typed key (in an `Annotated`, where the module
+       says how it is split over devices), and no two have the same path. Only params are trained.
     5. *Purity.* `model.apply` under `jax.jit` gives what it gives without; the same arguments give the same results.
     6. *State keeps its form.* The returned state has the structure, shapes and dtypes of the one that was given, in
        both modes.

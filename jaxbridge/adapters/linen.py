@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import re
-import warnings
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
+from jax.sharding import PartitionSpec
 
 from jaxbridge._optional import require
 from jaxbridge.adapters import flags
 from jaxbridge.adapters.base import Adapted, Adapter, ModuleOptions, keywords, named_method
 from jaxbridge.core import prng
+from jaxbridge.core.constraints import Annotated, rules_in_effect
 from jaxbridge.core.pure_model import CallInputs, PureModel, WithLosses
 from jaxbridge.core.tree_paths import leaf_difference
 from jaxbridge.errors import StructureError
@@ -107,6 +109,10 @@ class _LinenModel:
     def init(self, key: Any, inputs: CallInputs, training: bool) -> tuple[Any, Any]:
         streams = prng.stream_keys(key, ("params", *(_INIT_STREAMS if self.rngs is None else self.rngs)))
         module, words = self.modules[training], self._keywords(inputs, training)
+        with _logical_axes():
+            return self._init(module, streams, inputs, words)
+
+    def _init(self, module: Any, streams: Any, inputs: CallInputs, words: Mapping[str, Any]) -> tuple[Any, Any]:
         variables = flax.core.unfreeze(module.init(streams, *inputs.args, method=self.method, **words))
         late = [name for name in self.kept if name not in variables]
         if late:
@@ -118,7 +124,8 @@ class _LinenModel:
     def apply(
         self, params: Any, state: Any, key: Any, inputs: CallInputs, training: bool, *, streams: tuple[str, ...]
     ) -> tuple[Any, Any]:
-        outputs, updated = self._call(params, state, key, inputs, training, streams)
+        with _logical_axes():
+            outputs, updated = self._call(params, state, key, inputs, training, streams)
         extra = {name: updated[name] for name in self.passing if name in updated}
         kept = {name: updated.get(name, collection) for name, collection in (state or {}).items()}
         return _with_extra(outputs, extra, self.options.collections), kept
@@ -175,19 +182,29 @@ class _LinenModel:
 
 
 def split_variables(variables: Any, roles: Mapping[str, str] | None = None) -> tuple[Any, Any]:
-    """Returns the params and the state of a linen variable dict: collections by name, without their boxes."""
+    """Returns the params and the state of a linen variable dict: collections by name, boxes as `Annotated`."""
     roles = roles or {}
     is_box = lambda node: isinstance(node, linen.meta.AxisMetadata)
-    if any(map(is_box, jax.tree.leaves(variables, is_leaf=is_box))):
-        warnings.warn(
-            "The module annotates its variables with shardings (`nn.with_partitioning`). They are not applied: lay the "
-            "variables out by their paths with `keras.distribution.LayoutMap`.",
-            stacklevel=2,
-        )
-    plain = flax.core.unfreeze(linen.meta.unbox(variables))
+    plain = flax.core.unfreeze(jax.tree.map(_unboxed, variables, is_leaf=is_box))
     role_of = lambda name: roles.get(name, "params" if name == "params" else "drop" if name == _DROPPED else "state")
     params = {name: collection for name, collection in plain.items() if role_of(name) == "params"}
     return params, {name: collection for name, collection in plain.items() if role_of(name) == "state"}
+
+
+def _unboxed(node: Any) -> Any:
+    if not isinstance(node, linen.meta.AxisMetadata):
+        return node
+    if not isinstance(node, linen.Partitioned):  # boxes of somebody else's, which say nothing of meshes
+        return node.unbox()
+    value = node.unbox(apply_constraint=False)
+    rules = getattr(node, "rules", None) or ()
+    return Annotated(value, PartitionSpec(*node.names), tuple(map(tuple, rules)))
+
+
+def _logical_axes() -> contextlib.AbstractContextManager[Any]:
+    """Returns a context in which linen's logical axes (`nn.with_logical_constraint`) are those of the layer."""
+    rules = rules_in_effect()
+    return linen.logical_axis_rules(rules) if rules else contextlib.nullcontext()
 
 
 def _with_extra(outputs: Any, extra: Mapping[str, Any], roles: Mapping[str, str]) -> Any:

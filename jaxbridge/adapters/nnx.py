@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from jaxbridge._optional import require
 from jaxbridge.adapters import flags
 from jaxbridge.adapters.base import Adapted, Adapter, ModuleOptions, keywords, named_method
 from jaxbridge.core import prng
+from jaxbridge.core.constraints import Annotated, rules_in_effect
 from jaxbridge.core.pure_model import CallInputs, PureModel, WithLosses
 from jaxbridge.errors import SignatureError, StructureError
 
@@ -23,6 +26,9 @@ from flax import nnx  # noqa: E402
 
 #: Attributes that follow the mode wherever a module has them as a bool, besides those that `train` and `eval` set.
 _ATTRIBUTES = ("training", "is_training")
+
+#: The metadata that says how a Variable is split, and how older versions of flax spell it.
+_ANNOTATIONS = ("out_sharding", "sharding", "sharding_names")
 
 #: What becomes of a type of Variable, and of those derived from it, where the user says nothing.
 _ROLES = {nnx.Param: "params", nnx.Intermediate: "drop", nnx.Variable: "state"}
@@ -51,7 +57,8 @@ class NNXAdapter(Adapter):
     def adapt(self, module: Any, options: ModuleOptions) -> Adapted:
         if isinstance(module, type):
             construct = functools.partial(_construct, module, options)
-            layout = _Layout.of(nnx.eval_shape(construct, jax.random.key(0)), options)
+            with _unsharded():
+                layout = _Layout.of(nnx.eval_shape(construct, jax.random.key(0)), options)
             init = lambda key, inputs, training: layout.split(construct(key))
             return Adapted(_NNXModel(module, layout, options).pure_model(init))
         if options.args or options.kwargs:
@@ -67,7 +74,14 @@ def _construct(cls: type, options: ModuleOptions, key: Any) -> Any:
         names = ("default", *(options.rngs or ()))
         words["rngs"] = nnx.Rngs(**prng.stream_keys(key, names))
     flags.check_arguments(cls, options.args, words)
-    return cls(*options.args, **words)
+    with _unsharded():
+        return cls(*options.args, **words)
+
+
+def _unsharded() -> contextlib.AbstractContextManager[Any]:
+    """Returns a context in which annotated Variables can be made without a mesh; the layer lays them out."""
+    # flax before 0.12 has no such setting, and shards nothing.
+    return nnx.use_eager_sharding(False) if hasattr(nnx, "use_eager_sharding") else contextlib.nullcontext()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,12 +114,12 @@ class _Layout:
         return cls(graphdef, roles, types, drawn)
 
     def split(self, module: Any) -> tuple[Any, Any]:
-        """Returns params and state of a module, as nested dicts."""
-        return self.part(module, "params"), self.part(module, "state")
+        """Returns params and state of a module, as nested dicts, with what it says of how they are split."""
+        return self.part(module, "params", _annotated), self.part(module, "state", _annotated)
 
-    def part(self, module: Any, role: str) -> Any:
+    def part(self, module: Any, role: str, read: Callable[[Any], Any]) -> Any:
         flat = dict(nnx.to_flat_state(nnx.state(module)))
-        return _nested({path: _value(flat[path]) for path, its in self.roles.items() if its == role})
+        return _nested({path: read(flat[path]) for path, its in self.roles.items() if its == role})
 
     def merge(self, params: Any, state: Any, key: Any) -> Any:
         """Returns a module of these values; keys that are no state are made from `key`."""
@@ -153,14 +167,16 @@ class _NNXModel:
         before = nnx.graphdef(module)
         drawn = self._drawn_values(module)
         words = keywords(self.flags, self.options, inputs, training, self.takes_mask)
-        outputs = self.method(module, *inputs.args, **words)
+        rules = rules_in_effect()
+        with nnx.logical_axis_rules(rules) if rules else contextlib.nullcontext():
+            outputs = self.method(module, *inputs.args, **words)
         passing = nnx.pop(module, _has_role(self.layout.types, _PASSING))
         after = nnx.graphdef(module)
         if after != before:
             raise _changed(before, after)
         if key is None:
             self._check_no_draws(drawn, self._drawn_values(module))
-        return self._with_passing(outputs, passing), self.layout.part(module, "state")
+        return self._with_passing(outputs, passing), self.layout.part(module, "state", _value)
 
     def _drawn_values(self, module: Any) -> dict[Path, Any]:
         flat = dict(nnx.to_flat_state(nnx.state(module))) if self.layout.drawn else {}
@@ -227,6 +243,17 @@ def _has_role(types: Mapping[type, str], roles: tuple[str, ...]) -> Any:
 def _value(variable: Any) -> Any:
     # Arrays that are attributes without a Variable around them are leaves of their own.
     return variable.get_value() if isinstance(variable, nnx.Variable) else variable
+
+
+def _annotated(variable: Any) -> Any:
+    """Returns the value of a Variable, with what its metadata says of how it is split."""
+    value = _value(variable)
+    metadata = variable.get_metadata() if isinstance(variable, nnx.Variable) else {}
+    said = next((metadata[name] for name in _ANNOTATIONS if metadata.get(name)), None)
+    if said is None:
+        return value
+    spec = getattr(getattr(said, "sharding", said), "spec", said)  # of a Format, of a NamedSharding, or itself
+    return Annotated(value, PartitionSpec(*spec), tuple(map(tuple, metadata.get("sharding_rules") or ())))
 
 
 def _described(variable: Any) -> tuple[Any, Any, str | None, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -30,9 +31,10 @@ def rules_in_effect() -> Rules:
     return _rules.get()
 
 
+@functools.partial(jax.tree_util.register_dataclass, data_fields=("value",), meta_fields=("spec", "rules"))
 @dataclasses.dataclass(frozen=True)
 class Annotated:
-    """A leaf of params or state together with what its module says of how it is split.
+    """In the place of a leaf of params or state: the leaf, and what its module says of how it is split.
 
     Attributes:
         value: the array.
@@ -43,6 +45,16 @@ class Annotated:
     value: Any
     spec: P
     rules: Rules = ()
+
+
+def is_annotated(node: Any) -> bool:
+    """Returns whether a node of a pytree is an `Annotated`."""
+    return isinstance(node, Annotated)
+
+
+def without_annotations(tree: Any) -> Any:
+    """Returns a pytree with the leaves in the place of each `Annotated`."""
+    return jax.tree.map(lambda node: node.value if is_annotated(node) else node, tree, is_leaf=is_annotated)
 
 
 @dataclasses.dataclass(frozen=True)

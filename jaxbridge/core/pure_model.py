@@ -47,7 +47,8 @@ class PureModel:
 
     Attributes:
         init: `init(key, inputs, training) -> (params, state)`. `key` is a typed JAX key or a structure of them,
-            `inputs` a `CallInputs`. None when there is nothing to initialise (no params and no state).
+            `inputs` a `CallInputs`. None when there is nothing to initialise (no params and no state). A leaf may come as
+            `constraints.Annotated`, where the module itself says how it wants to be split over devices.
         apply: `apply(params, state, key, inputs, training) -> (outputs, state)`. Always five arguments, always
             returns the state, and in it the very array that was given where one did not change. `key` is None when the
             call must not draw. The outputs may come as `WithLosses`.
@@ -56,8 +57,6 @@ class PureModel:
         inference_streams: those of the streams that a call with `training=False` draws from too; without any, `key` is
             None there.
         uses_mask: whether `apply` reads `inputs.mask`.
-        partition_specs: a pytree like params and state, of `jax.sharding.PartitionSpec` or None, where the module
-            itself says how it wants to be sharded; None when it says nothing.
         resolve: `resolve(params, state, inputs) -> PureModel`, of abstract arrays, for a model that knows its streams
             only once it has seen its inputs; None when everything is known.
         identity: what `init` and `apply` compute, for `core.canonical.canonical_key`: models whose keys are equal share
@@ -69,7 +68,6 @@ class PureModel:
     rng_streams: tuple[str, ...] = ()
     inference_streams: tuple[str, ...] = ()
     uses_mask: bool = False
-    partition_specs: Any = None
     resolve: Callable[[Any, Any, CallInputs], PureModel] | None = None
     identity: Any = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 from collections.abc import Callable, Hashable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +18,7 @@ from jax.sharding import PartitionSpec
 from jaxbridge import backends
 from jaxbridge.core import prng
 from jaxbridge.core.canonical import canonical_key
+from jaxbridge.core.constraints import is_annotated, without_annotations
 from jaxbridge.core.tree_paths import clean_paths, is_array, leaf_paths
 from jaxbridge.distribution._keras_private import PlacedVariable
 from jaxbridge.distribution.layouts import decide, remember
@@ -26,10 +28,17 @@ class PartitionedTree:
     """A pytree taken apart into its arrays and the rest, which is kept as it is (strings, functions, ...).
 
     Typed keys are kept as their key data, unsigned integers that every backend has variables for.
+
+    Attributes:
+        arrays: the arrays.
+        annotations: what the pytree says of how each is split over devices, `Annotated`s without a value, or None.
     """
 
     def __init__(self, tree: Any):
-        leaves, self._treedef = jax.tree.flatten(tree)
+        nodes = jax.tree.leaves(tree, is_leaf=is_annotated)
+        leaves, self._treedef = jax.tree.flatten(without_annotations(tree))
+        said = [dataclasses.replace(node, value=None) if is_annotated(node) else None for node in nodes]
+        self.annotations = [note for note, leaf in zip(said, leaves, strict=True) if is_array(leaf)]
         self._is_array = [is_array(leaf) for leaf in leaves]
         self._rest = [None if is_array(leaf) else leaf for leaf in leaves]
         self._impls = [prng.key_impl(leaf) if prng.is_typed_key(leaf) else None for leaf in leaves]

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxbridge.adapters import Adapted, Adapter, ModuleOptions
 from jaxbridge.core import prng
+from jaxbridge.core.constraints import without_annotations
 from jaxbridge.core.canonical import canonical_key
 from jaxbridge.core.pure_model import CallInputs, PureModel, WithLosses
 from jaxbridge.core.tree_paths import is_array, leaf_difference, leaf_paths
@@ -91,8 +92,9 @@ class _Checked:
 
     def start(self, adapted: Adapted, seed: int = 0) -> tuple[Any, Any]:
         if adapted.start != (None, None) or adapted.model.init is None:
-            return adapted.start
-        return jax.jit(lambda key: adapted.model.init(key, self.inputs, True))(jax.random.key(seed))  # pyright: ignore[reportOptionalCall]
+            return without_annotations(adapted.start)
+        made = jax.jit(lambda key: adapted.model.init(key, self.inputs, True))(jax.random.key(seed))  # pyright: ignore[reportOptionalCall]
+        return without_annotations(made)
 
     def resolved(self, model: PureModel) -> PureModel:
         if model.resolve is None:
