@@ -19,14 +19,6 @@ class ShapeError(JaxBridgeError, ValueError):
     """A size breaks a declared shape or constraint, or a shape cannot be found."""
 
 
-class ShardingError(JaxBridgeError, ValueError):
-    """Arrays cannot be split over a mesh of devices as was asked: an axis, a size, a mesh or a number of devices."""
-
-
-class PartitionerError(ShardingError, RuntimeError):
-    """The partitioner of JAX that knows names of axes is switched off."""
-
-
 class DifferentiationError(JaxBridgeError, ValueError, LookupError):
     """A gradient was asked of a function that JAX cannot differentiate in reverse mode."""
 
@@ -45,6 +37,10 @@ class ExportError(JaxBridgeError, ValueError):
 
 class ShardingError(JaxBridgeError, ValueError):
     """A sharding cannot be laid over a mesh: an axis is missing, a size is not divisible, keys overlap, devices are few."""
+
+
+class PartitionerError(ShardingError, RuntimeError):
+    """The partitioner of JAX that knows names of axes is switched off."""
 
 
 class MissingDependencyError(JaxBridgeError, ImportError):

@@ -171,7 +171,7 @@ class _Lifted:
         self._static: dict[tuple[tuple[int, ...], ...], Conversion] | None = None
         try:
             traced = self._conversion.function.traced  # now, so that a failure is known before a call
-        except (SignatureError, StructureError, UnsupportedOperationError):  # nothing that other sizes would mend
+        except (SignatureError, StructureError, ShardingError, UnsupportedOperationError):  # nothing that other sizes would mend
             raise
         except Exception as error:  # whatever the user's function raises at symbolic sizes
             if not inputs.symbols():

@@ -68,6 +68,7 @@ class Placement:
         outputs: path in the structure of the outputs -> spec.
         params: a path and a spec (or None) for each of a layer's params.
         state: the same for its state.
+        warns: whether a batch that cannot be split is worth a warning: where arrays are split, or every batch is of its size.
     """
 
     axes: tuple[tuple[str, int], ...] = ()
@@ -76,6 +77,7 @@ class Placement:
     outputs: Specs = ()
     params: tuple[tuple[str, P | None], ...] = ()
     state: tuple[tuple[str, P | None], ...] = ()
+    warns: bool = True
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
@@ -95,7 +97,7 @@ class Placement:
 
     def variables_constrained(self, values: Sequence[Any], said: Sequence[tuple[str, P | None]]) -> list[Any]:
         """Returns values of params or state with their constraints; None stays None."""
-        if not said:
+        if not any(spec is not None for _, spec in said):
             return list(values)
         return self.constrained(values, [spec for _, spec in said], [f"'{path}'" for path, _ in said])
 
@@ -133,7 +135,7 @@ class Placement:
         for value, spec, name in zip(values, wanted, names, strict=True):
             if spec is not None and hasattr(value, "shape"):
                 spec = specs.mesh_spec(spec, self.rules, axes, name)
-                specs.check_spec(spec, value.shape, axes, name, batch=batch)
+                specs.check_spec(spec, value.shape, axes, name, batch=batch, warns=self.warns)
                 if isinstance(value, jax.core.Tracer):
                     _check_partitioner()
                     value = jax.lax.with_sharding_constraint(value, NamedSharding(specs.abstract_mesh(axes), spec))

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from jaxbridge.core.shapes import ArraySpec, Signature
-from jaxbridge.errors import ShapeError, SignatureError, StructureError
+from jaxbridge.errors import ShapeError, ShardingError, SignatureError, StructureError
 
 #: Pairs of sizes for unknown dimensions; a size that differs between the two outcomes is unknown.
 _PROBES = ((8, 16), (32, 64), (96, 192), (224, 448), (3, 6), (2, 3))
@@ -36,7 +36,7 @@ def infer_outputs(
     for symbolic in filter(None, (signature, signature.with_one_symbol())):
         try:
             return _specs(fn(symbolic.structs()))
-        except (SignatureError, StructureError):  # nothing that other sizes would mend
+        except (SignatureError, StructureError, ShardingError):  # nothing that other sizes would mend
             raise
         except Exception as error:  # whatever the user's function raises at symbolic sizes
             failures.append(error)

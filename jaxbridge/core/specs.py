@@ -100,7 +100,7 @@ def mesh_spec(spec: P, rules: Rules, axes: Mapping[str, int], where: str) -> P:
     return P(*entries)
 
 
-def check_spec(spec: P, shape: Sequence[Any], axes: Mapping[str, int], where: str, batch: bool = False) -> None:
+def check_spec(spec: P, shape: Sequence[Any], axes: Mapping[str, int], where: str, *, batch: bool = False, warns: bool = True) -> None:
     """Raises a ShardingError if an array of this shape cannot be split so; sizes that are no numbers are not checked.
 
     Args:
@@ -109,6 +109,7 @@ def check_spec(spec: P, shape: Sequence[Any], axes: Mapping[str, int], where: st
         axes: the mesh.
         where: how the message names the array.
         batch: whether axis 0 is a batch, whose size may be another next time: it gives a warning only.
+        warns: whether it gives that.
     """
     if len(spec) > len(shape):
         raise ShardingError(
@@ -121,10 +122,10 @@ def check_spec(spec: P, shape: Sequence[Any], axes: Mapping[str, int], where: st
             f"{_upper(where)} of shape {_shown(shape)} cannot be split by {spec}: axis {dimension} has size {size}, "
             f"which is not divisible by {factor} ({names})."
         )
-        if batch and dimension == 0:
-            _warn(f"{text} JAX leaves this axis whole for this batch. Choose a batch size that is a multiple of {factor}.")
-        else:
+        if not (batch and dimension == 0):
             raise ShardingError(f"{text} Choose another size, spec or mesh.")
+        if warns:
+            _warn(f"{text} JAX leaves this axis whole for this batch. Choose a batch size that is a multiple of {factor}.")
 
 
 def indivisible(spec: P, shape: Sequence[Any], axes: Mapping[str, int]) -> Iterator[tuple[int, int, Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import tensorflow as tf
 from tensorflow.compiler.mlir.stablehlo import stablehlo as _stablehlo
 from tensorflow.compiler.tf2xla.python import xla as _xla
 from tensorflow.python.eager import record as _record
@@ -18,6 +19,15 @@ def call_module(args: Sequence[Any], **attributes: Any) -> list[Any]:
     """Adds an XlaCallModule op and returns its outputs."""
     outputs: Any = _xla.call_module(tuple(args), **attributes)
     return list(outputs)
+
+
+def set_attribute(outputs: Sequence[Any], name: str, text: str) -> None:
+    """Sets a string attribute of the op that these are the outputs of; without effect outside of a graph.
+
+    The op has no public way to be given one after it was made, and its Python function takes only those it knows.
+    """
+    if outputs and not tf.executing_eagerly():
+        outputs[0].op._set_attr(name, tf.compat.v1.AttrValue(s=text.encode()))
 
 
 def maximum_calling_convention() -> int:

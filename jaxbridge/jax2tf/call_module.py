@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
 
+from jaxbridge.core import records
 from jaxbridge.errors import ConversionError
 from jaxbridge.jax2tf import _tf_private
 from jaxbridge.jax2tf.lowering import LoweredModule
@@ -18,6 +19,10 @@ from jaxbridge.jax2tf.statistics import count
 #: Constraints between sizes are checked by `convert` itself, in a way that allows a batch of 0 rows; JAX's own
 #: assertions in the module say that every symbol is at least 1.
 _NO_SHAPE_ASSERTIONS = "shape_assertions"
+
+#: The attribute of the op that says, as JSON, how the layers inside want to be split over devices. TensorFlow keeps attributes
+#: that begin with an underscore, whoever saves, loads and saves again.
+RECORD_ATTRIBUTE = "_jaxbridge_sharding"
 
 
 def emit(module: LoweredModule, args: Sequence[Any]) -> list[Any]:
@@ -31,7 +36,7 @@ def emit(module: LoweredModule, args: Sequence[Any]) -> list[Any]:
     attributes: dict[str, Any] = {}
     if module.calling_convention >= 10:
         attributes["use_shardy_partitioner"] = module.has_shardings
-    return _tf_private.call_module(
+    outs = _tf_private.call_module(
         [args[index] for index in module.kept],
         version=module.calling_convention,
         module=module.serialized,
@@ -43,6 +48,9 @@ def emit(module: LoweredModule, args: Sequence[Any]) -> list[Any]:
         disabled_checks=[*module.disabled_checks, _NO_SHAPE_ASSERTIONS],
         **attributes,
     )
+    if found := records.in_effect():
+        _tf_private.set_attribute(outs, RECORD_ATTRIBUTE, records.to_json(found))
+    return outs
 
 
 def tf_shape(shape: Sequence[Any]) -> tuple[int | None, ...]:

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import tensorflow as tf
 
-from jaxbridge.core import dims
+from jaxbridge.core import dims, records
 from jaxbridge.core._jax_private import trace_context
 from jaxbridge.core.canonical import canonical_key
 from jaxbridge.core.programs import MADE_KEPT, PROGRAMS, Program
@@ -123,11 +123,15 @@ class Conversion:
     ):
         self.signature = signature
         out_trees: list[Any] = []
+        #: What layers inside the function say of sharding.
+        self._records: dict[records.Record, None] = {}
 
         def flat(*values: Any) -> list[Any]:
             count("traces")
             args, kwargs = jax.tree.unflatten(treedef, values)
-            leaves, out_tree = jax.tree.flatten(fn(*args, **kwargs))
+            with records.gathering() as found:
+                leaves, out_tree = jax.tree.flatten(fn(*args, **kwargs))
+            self._records.update(found)
             out_trees[:] = [out_tree]
             return leaves
 
@@ -140,7 +144,9 @@ class Conversion:
         else:
             message = "This function was converted with `with_gradient=False`: convert it with `with_gradient=True`."
             run = lambda checked: self.function.without_gradient(checked, message)
-        outs = self.around(tensors, run)
+        _ = self.function.traced  # by which the records are known
+        with records.written(self._records):
+            outs = self.around(tensors, run)
         return jax.tree.unflatten(self._out_trees[0], outs)  # known now: the call may have been the first to trace
 
     def around(self, tensors: Sequence[Any], run: Callable[[list[Any]], Any]) -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,11 +13,15 @@ import numpy as np
 
 from jaxbridge import backends
 from jaxbridge.core import prng
+from jaxbridge.core.constraints import NOWHERE, Placement, without_annotations
+from jaxbridge.core.partition import Sharding
 from jaxbridge.core.pure_model import CallInputs, PureModel, WithLosses
+from jaxbridge.core.records import Record, recorded
 from jaxbridge.distribution.layouts import mesh_of
 from jaxbridge.layers import weights_file
 from jaxbridge.layers.config import pack_inputs, unpack_inputs
 from jaxbridge.layers.initialization import Initialization
+from jaxbridge.layers.partitioning import Partitioning
 from jaxbridge.layers.path_rules import PathRules, RuleMethods
 from jaxbridge.layers.runtime import Runtime, SeenInputs, draws
 from jaxbridge.layers.seeds import InitSeeds, LayerSeedGenerator
@@ -40,6 +45,8 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         rng_impl: the implementation of the keys: "threefry2x32" (None), "rbg" or "unsafe_rbg".
         native_serialization_platforms: platforms the function is lowered for on the TensorFlow backend, out of "cpu",
             "cuda", "rocm" and "tpu"; None for the one in use, plus "cpu".
+        sharding: how arrays are split over a mesh: a `jaxbridge.Sharding`; None for what the module itself says of its
+            variables, on the mesh of the Keras distribution in effect; "ignore" for not at all.
         **kwargs: of `keras.layers.Layer`.
     """
 
@@ -55,6 +62,7 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         seed: int | None = None,
         rng_impl: str | None = None,
         native_serialization_platforms: Sequence[str] | None = None,
+        sharding: Sharding | Mapping[str, Any] | str | None = None,
         **kwargs: Any,
     ):
         backend = backends.current()
@@ -65,6 +73,7 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         self.rng_impl = prng.check_impl(rng_impl)
         self.seed_generator: keras.random.SeedGenerator | None = None
         self._scopes = scopes
+        self._record: Record | None = None
         self._rules = PathRules()
         self._shape_hook = OutputShapeHook(compute_output_shape_fn)
         # The seed is taken as keras.random.SeedGenerator(None) takes it: `keras.utils.set_random_seed` decides it.
@@ -77,6 +86,7 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
             polymorphic_shapes,
             polymorphic_constraints,
             native_serialization_platforms,
+            Partitioning(sharding),
             first_seed,
         )
 
@@ -84,13 +94,18 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
     def params(self) -> Any:
         """The pytree of trainable variables; before the layer is built, the params it was given, or None."""
         tree = self._runtime.params
-        return self._runtime.given[0] if tree is None else tree.tree
+        return without_annotations(self._runtime.given[0]) if tree is None else tree.tree
 
     @property
     def state(self) -> Any:
         """The pytree of non-trainable variables; before the layer is built, the state it was given, or None."""
         tree = self._runtime.state
-        return self._runtime.given[1] if tree is None else tree.tree
+        return without_annotations(self._runtime.given[1]) if tree is None else tree.tree
+
+    @property
+    def sharding(self) -> Sharding | str | None:
+        """What the layer was told of sharding."""
+        return self._runtime.partitioning.sharding
 
     @property
     def compute_output_shape_fn(self) -> Callable[..., Any] | None:
@@ -141,9 +156,9 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         """
         runtime = self._runtime
         seen, runtime.seen = runtime.seen or runtime.inputs_of_shape(input_shape, self.compute_dtype), None
-        start = self._initialization(seen)
+        start = self._placed_initialization(seen)
         with runtime.backend.build_scope():
-            params, state = self._make_trees(start)
+            params, state = self._make_trees(start, _has_fixed_batch(seen))
             generator = None
             if start.model.rng_streams or start.model.inference_streams:
                 generator = LayerSeedGenerator(runtime.first_seed, runtime.backend.seed_dtype)
@@ -154,14 +169,18 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         runtime.output_dtype = self._output_dtype()
         runtime.declared = (seen.structure, runtime.signature(seen))
         self._set_trainable(self.trainable)
+        self._record = runtime.partitioning.record(self.path, {**params.by_path(), **state.by_path()})
         start.forget()
 
-    def _make_trees(self, start: Initialization) -> tuple[VariableTree, VariableTree]:
+    def _make_trees(self, start: Initialization, fixed_batch: bool) -> tuple[VariableTree, VariableTree]:
         """Makes the variables of params and state, which get the first values of `start`."""
-        # Both are checked before one variable is made.
-        path = self.path or self.name
-        params = VariableTree(start.parts[0], prefix=self._scopes[0], parent=path)
-        state = VariableTree(start.parts[1], prefix=self._scopes[1], parent=path)
+        # Everything is checked before one variable is made.
+        partitioning, path = self._runtime.partitioning, self.path or self.name
+        params, state = (
+            VariableTree(part, prefix=scope, parent=path, annotations=partitioning.annotations)
+            for part, scope in zip(start.parts, self._scopes, strict=True)
+        )
+        partitioning.settle(params, state, fixed_batch)
         layouts = params.layouts, state.layouts
         params.create(
             lambda: start.values(layouts)[0],
@@ -193,7 +212,25 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         self._runtime.seen, _ = self._runtime.see(inputs, None)
         self.build(None)
 
-    def _initialization(self, seen: SeenInputs) -> Initialization:
+    def _placed_initialization(self, seen: SeenInputs) -> Initialization:
+        """Returns the first values of params and state, once it is decided how they are split."""
+        partitioning, start = self._runtime.partitioning, None
+        try:
+            start = self._initialization(seen)
+        except Exception as error:
+            # Inside a mesh linen applies what a module says as soon as it is initialised, and JAX's error for an axis that
+            # is missing names no variable: without the mesh it is found out which.
+            with contextlib.suppress(Exception):
+                start = self._initialization(seen, NOWHERE)
+            if start is None:
+                raise
+            partitioning.read(self.name, start.parts, self._scopes)
+            partitioning.raise_problem()
+            raise error
+        partitioning.read(self.name, start.parts, self._scopes)
+        return start
+
+    def _initialization(self, seen: SeenInputs, placement: Placement | None = None) -> Initialization:
         self._init_seeds.count = 0
         runtime = self._runtime
         return Initialization(
@@ -204,6 +241,7 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
             seen.shapes,
             self._get_init_rng(),
             runtime.key,
+            runtime.partitioning.mesh() if placement is None else placement,
         )
 
     # Randomness: Keras' overridable hooks.
@@ -246,9 +284,11 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         flag = self._training_flag(training)
         if isinstance(flag, bool):
             seeds = self._seeds(flag)
-            outputs, new_state = runtime.lifted(seen, flag, (*values, seeds))(*values, seeds, arrays)
+            with recorded(self._record):
+                outputs, new_state = runtime.lifted(seen, flag, (*values, seeds))(*values, seeds, arrays)
         else:
-            outputs, new_state = self._call_either_way(flag, seen, values, arrays)
+            with recorded(self._record):
+                outputs, new_state = self._call_either_way(flag, seen, values, arrays)
         if isinstance(outputs, WithLosses):
             self._add_losses(outputs.losses)
             outputs = outputs.outputs
@@ -358,6 +398,7 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
             "polymorphic_constraints": list(runtime.constraints),
             "seed": self.seed,
             **({} if self.rng_impl is None else {"rng_impl": self.rng_impl}),
+            **({} if self.sharding is None else {"sharding": runtime.partitioning.get_config()}),
             "native_serialization_platforms": None if runtime.platforms is None else list(runtime.platforms),
             "path_rules": self._rules.get_config(),
         }
@@ -383,3 +424,7 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
             f"Layer '{self.name}' wraps a JAX function, which Keras cannot quantize. Quantize inside the function, or leave "
             "the layer out (`model.quantize(mode, filters=...)`)."
         )
+
+
+def _has_fixed_batch(seen: SeenInputs) -> bool:
+    return seen.promised and all(shape and shape[0] is not None for shape in seen.shapes)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxbridge.core import prng
+from jaxbridge.core.constraints import NOWHERE, Placement
 from jaxbridge.core.pure_model import CallInputs, PureModel, WithLosses
 from jaxbridge.core.tree_paths import is_array, leaf_difference, leaf_paths
 from jaxbridge.errors import SignatureError, StructureError
@@ -72,27 +73,35 @@ def pure_function(
     rebuild_state: Callable[[Any], Any],
     training: bool,
     output_dtype: str | None,
+    placement: Placement = NOWHERE,
 ) -> Callable[[list[Any], list[Any], Any, list[Any]], tuple[Any, list[Any]]]:
     """Returns the function that a layer lifts: `(params, state, seeds, inputs) -> (outputs, new_state)`.
 
     The lists hold arrays; `seeds` is a pytree of seed states, or None. In `new_state` None stands for a leaf that did not
     change, so that inference writes no variable. It raises a StructureError while it is traced, so
     before one variable is written, if the state comes back in another structure, shape or dtype, or an output is no
-    array. Floating outputs are cast to `output_dtype` (None: left as they are).
+    array. Floating outputs are cast to `output_dtype` (None: left as they are). `placement` constrains how everything that
+    goes in and out is split over devices.
     """
 
     def run(params: list[Any], state: list[Any], seeds: Any, leaves: list[Any]) -> tuple[Any, list[Any]]:
-        before = rebuild_state(state)
-        outputs, after = model.apply(
-            rebuild_params(params), before, prng.keys_from_seeds(seeds), structure.rebuild(leaves), training
-        )
-        new_state = _checked_state(before, after)
+        params = placement.variables_constrained(params, placement.params)
+        before = rebuild_state(placement.variables_constrained(state, placement.state))
+        inputs = placement.inputs_constrained(structure.rebuild(leaves))
+        outputs, after = model.apply(rebuild_params(params), before, prng.keys_from_seeds(seeds), inputs, training)
+        new_state = placement.variables_constrained(_checked_state(before, after), placement.state)
         if isinstance(outputs, WithLosses):
-            values = cast_floats(_checked_outputs(outputs.outputs), output_dtype)
-            return WithLosses(values, _checked_outputs(outputs.losses)), new_state
-        return cast_floats(_checked_outputs(outputs), output_dtype), new_state
+            return WithLosses(finished(outputs.outputs), _checked_outputs(outputs.losses)), new_state
+        return finished(outputs), new_state
 
-    return run
+    def finished(outputs: Any) -> Any:
+        return placement.outputs_constrained(cast_floats(_checked_outputs(outputs), output_dtype))
+
+    def run_in_scope(*args: Any) -> tuple[Any, list[Any]]:
+        with placement.scope():
+            return run(*args)
+
+    return run_in_scope if placement.axes else run
 
 
 def _checked_outputs(outputs: Any) -> Any:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import keras
 
 from jaxbridge.core import prng
+from jaxbridge.core.constraints import NOWHERE, Placement
 from jaxbridge.core.programs import PROGRAMS
 from jaxbridge.core.pure_model import PureModel
 from jaxbridge.core.shapes import Signature
@@ -31,6 +32,7 @@ class Initialization:
         shapes: sizes that were seen; used where all are known, since a state may follow the batch size.
         seeds: a pytree of seeds of shape [2] for `model.init`.
         key: equal for models that compute the same; None if that cannot be told.
+        placement: the mesh that specs without a mesh refer to inside the model.
 
     Attributes:
         parts: params and state, of abstract arrays.
@@ -46,11 +48,13 @@ class Initialization:
         shapes: Sequence[tuple[int | None, ...]],
         seeds: Any,
         key: Hashable | None,
+        placement: Placement = NOWHERE,
     ):
         self._model = model
+        self._placement = placement
         self._structure = structure
         # Equal layers share the trace of `model.init` and its compilation.
-        self._program = PROGRAMS.get(None if key is None else ("init", key, structure), lambda: self._init)
+        self._program = PROGRAMS.get(None if key is None else ("init", key, structure, placement), lambda: self._init)
         self._seeds = seeds
         self._values: tuple[list[Any], list[Any]] | None = None
         if given == (None, None) and model.init is not None:
@@ -97,7 +101,8 @@ class Initialization:
 
     def _init(self, seeds: Any, leaves: list[Any]) -> Parts:
         assert self._model.init is not None
-        params, state = self._model.init(prng.keys_from_seeds(seeds), self._structure.rebuild(leaves), True)
+        with self._placement.scope():
+            params, state = self._model.init(prng.keys_from_seeds(seeds), self._structure.rebuild(leaves), True)
         return _as_arrays(params), _as_arrays(state)
 
     def _find_sizes(self, signature: Signature, shapes: Sequence[tuple[int | None, ...]]) -> tuple[Signature, Parts]:
@@ -134,7 +139,8 @@ class Initialization:
 
         def resolved() -> PureModel:
             params, state = (part.rebuild(part.arrays) for part in self.parts)
-            return resolve(params, state, self._structure.rebuild(sizes.structs()))
+            with self._placement.scope():
+                return resolve(params, state, self._structure.rebuild(sizes.structs()))
 
         # Under given params of other shapes the answer may be another.
         return self._program.once(("resolved", sizes), resolved) if self._sizes is not None else resolved()

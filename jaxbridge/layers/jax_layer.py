@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 
 from jaxbridge.core.functions import from_functions
+from jaxbridge.core.partition import Sharding
 from jaxbridge.errors import SignatureError
 from jaxbridge.layers.base import BridgeLayer
 from jaxbridge.layers.config import pack_arrays, unpack_arrays
@@ -39,12 +40,14 @@ class JaxLayer(BridgeLayer):
         rng_impl: "threefry2x32", "rbg" or "unsafe_rbg" for typed keys of this implementation; None for raw keys.
         native_serialization_platforms: platforms the function is lowered for on the TensorFlow backend, out of "cpu",
             "cuda", "rocm" and "tpu"; None for the one in use, plus "cpu".
+        sharding: how arrays are split over a mesh: a `jaxbridge.Sharding`, or None for not at all.
         **kwargs: of `keras.layers.Layer`.
 
     Raises:
         SignatureError: an argument of `call_fn` or `init_fn` is not understood, or nothing says what the params are.
         StructureError: at a call, the state comes back in another structure, shape or dtype; nothing is written then.
         ShapeError: a size breaks a declared shape or constraint.
+        ShardingError: `sharding` does not fit the variables, inputs, outputs or the mesh in effect.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpy as np
@@ -71,6 +74,7 @@ class JaxLayer(BridgeLayer):
         polymorphic_shapes: Any = None,
         polymorphic_constraints: Sequence[str] = (),
         rng_impl: str | None = None,
+        sharding: Sharding | Mapping[str, Any] | str | None = None,
         **kwargs: Any,
     ):
         model, needs = from_functions(call_fn, init_fn, typed_keys=rng_impl is not None)
@@ -87,6 +91,7 @@ class JaxLayer(BridgeLayer):
             seed=seed,
             rng_impl=rng_impl,
             native_serialization_platforms=native_serialization_platforms,
+            sharding=sharding,
             **kwargs,
         )
         self.call_fn = call_fn

@@ -10,6 +10,7 @@ import keras
 
 from jaxbridge import adapters
 from jaxbridge.adapters import ModuleOptions
+from jaxbridge.core.partition import Sharding
 from jaxbridge.layers import module_config
 from jaxbridge.layers.base import BridgeLayer
 
@@ -54,6 +55,8 @@ class ModuleLayer(BridgeLayer):
         rng_impl: the implementation of the keys: "threefry2x32" (None), "rbg" or "unsafe_rbg".
         native_serialization_platforms: platforms the module is lowered for on the TensorFlow backend, out of "cpu",
             "cuda", "rocm" and "tpu"; None for the one in use, plus "cpu".
+        sharding: how arrays are split over a mesh: a `jaxbridge.Sharding`; None for what the module itself says of its
+            variables, on the mesh of the Keras distribution in effect; "ignore" for not at all.
         **options: of `keras.layers.Layer`.
 
     Raises:
@@ -61,6 +64,7 @@ class ModuleLayer(BridgeLayer):
         SignatureError: an option does not fit the module.
         StructureError: no adapter knows `module`, or the state comes back in another structure, shape or dtype.
         ShapeError: a size breaks a declared shape or constraint.
+        ShardingError: `sharding` does not fit the variables, inputs, outputs or the mesh in effect.
 
     Example:
         >>> import equinox as eqx, numpy as np
@@ -89,6 +93,7 @@ class ModuleLayer(BridgeLayer):
         seed: int | None = None,
         rng_impl: str | None = None,
         native_serialization_platforms: Sequence[str] | None = None,
+        sharding: Sharding | Mapping[str, Any] | str | None = None,
         **options: Any,
     ):
         said = ModuleOptions(
@@ -116,6 +121,7 @@ class ModuleLayer(BridgeLayer):
             seed=seed,
             rng_impl=rng_impl,
             native_serialization_platforms=native_serialization_platforms,
+            sharding=sharding,
             **options,
         )
         # One value that Keras does not look into: it would wrap dicts, and take an NNX module for a part of the layer.

@@ -18,10 +18,12 @@ from jaxbridge.core.canonical import canonical_key
 from jaxbridge.core.ladder import infer_outputs
 from jaxbridge.core.programs import MADE_KEPT, PROGRAMS, Program
 from jaxbridge.core.pure_model import CallInputs, PureModel, WithLosses
+from jaxbridge.core.specs import without_warnings
 from jaxbridge.core.shapes import ArraySpec, Signature, make_signature
 from jaxbridge.errors import ShapeError
 from jaxbridge.layers.calling import InputStructure, pure_function, split_inputs
 from jaxbridge.layers.initialization import Initialization
+from jaxbridge.layers.partitioning import Partitioning
 from jaxbridge.layers.variables import VariableTree
 
 
@@ -103,6 +105,7 @@ class Runtime:
         polymorphic_shapes: as the layer takes them.
         constraints: as the layer takes them.
         platforms: as the layer takes them.
+        partitioning: what the layer is told of sharding.
         first_seed: the seed that the layer draws with.
     """
 
@@ -114,6 +117,7 @@ class Runtime:
         polymorphic_shapes: Any,
         constraints: Sequence[str],
         platforms: Sequence[str] | None,
+        partitioning: Partitioning,
         first_seed: int,
     ):
         self.model = model
@@ -122,6 +126,7 @@ class Runtime:
         self.polymorphic_shapes = polymorphic_shapes
         self.constraints = tuple(constraints)
         self.platforms = None if platforms is None else tuple(platforms)
+        self.partitioning = partitioning
         self.first_seed = first_seed
         #: The dtype of floating outputs; None for that of the function.
         self.output_dtype: str | None = None
@@ -210,7 +215,8 @@ class Runtime:
         if (structure, training) not in self._programs:
             parts = (self.key, params.key, state.key)
             streams = self.model.rng_streams, self.model.inference_streams
-            key = (parts, streams, structure, training, self.output_dtype)
+            placement = self.partitioning.placement
+            key = (parts, streams, structure, training, self.output_dtype, placement)
             self._programs[structure, training] = PROGRAMS.get(
                 None if None in parts else key, lambda: self.pure_function(training)(structure)
             )
@@ -220,7 +226,8 @@ class Runtime:
         """Returns the pure function of a built layer for inputs of any structure; nothing in it holds the variables."""
         assert self.params is not None and self.state is not None
         model, rebuilds, output_dtype = self.model, (self.params.rebuild, self.state.rebuild), self.output_dtype
-        return lambda structure: pure_function(model, structure, *rebuilds, training, output_dtype)
+        placement = self.partitioning.placement
+        return lambda structure: pure_function(model, structure, *rebuilds, training, output_dtype, placement)
 
     def lifted(self, inputs: SeenInputs, training: bool, variables: tuple[list[Any], list[Any], Any]) -> Any:
         """Returns the pure function on the backend's tensors, made once for what determines it."""
@@ -252,17 +259,19 @@ class Runtime:
         def infer(pure: Any, params: Sequence[Any], state: Sequence[Any], drawing: bool) -> Any:
             read = [cast_struct(struct, compute_dtype) for struct in params]
             seeds = jax.ShapeDtypeStruct((2,), np.uint32) if drawing else None
-            return infer_outputs(
-                lambda leaves: without_losses(jax.eval_shape(pure, read, list(state), seeds, leaves)[0]),
-                signature,
-                concrete_shapes=self.backend.concrete_shapes,
-            )
+            with without_warnings():  # the batch sizes that are tried are nobody's
+                return infer_outputs(
+                    lambda leaves: without_losses(jax.eval_shape(pure, read, list(state), seeds, leaves)[0]),
+                    signature,
+                    concrete_shapes=self.backend.concrete_shapes,
+                )
 
         if self.params is None or self.state is None:
             values: Initialization = start()
             params, state = values.parts
             rebuilds = params.rebuild, state.rebuild
-            pure = pure_function(values.model, inputs.structure, *rebuilds, training, self.output_dtype)
+            mesh = self.partitioning.mesh()
+            pure = pure_function(values.model, inputs.structure, *rebuilds, training, self.output_dtype, mesh)
             return infer(pure, params.arrays, state.arrays, draws(values.model, training))
         params, state = map(tuple, self.variable_structs())
         program = self.program(inputs.structure, training)

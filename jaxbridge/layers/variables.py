@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -21,7 +21,7 @@ from jaxbridge.core.canonical import canonical_key
 from jaxbridge.core.constraints import is_annotated, without_annotations
 from jaxbridge.core.tree_paths import clean_paths, is_array, leaf_paths
 from jaxbridge.distribution._keras_private import PlacedVariable
-from jaxbridge.distribution.layouts import decide, remember
+from jaxbridge.distribution.layouts import Decision, decide, remember
 
 
 class PartitionedTree:
@@ -146,6 +146,13 @@ class VariableTree:
             )
             remember(variable, self.decisions[index])
             self.variables.append(variable)
+
+    def rows(self) -> Iterator[tuple[str, str, tuple[int, ...], Decision]]:
+        """Yields path, path in the pytree, shape and decision of every variable."""
+        for path, original, struct, decision in zip(
+            self.paths, self.original_paths, self._structs, self.decisions, strict=True
+        ):
+            yield path, original, tuple(struct.shape), decision
 
     @property
     def tree(self) -> Any:

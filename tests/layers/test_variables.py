@@ -127,6 +127,6 @@ def test_variables_given_to_a_module_are_used():
 def test_annotations_that_are_not_applied_are_said():
     kernel_init = nn.with_partitioning(nn.initializers.ones, (None, "model"))
     layer = FlaxLayer(nn.Dense(4, kernel_init=kernel_init), name="net")
-    with pytest.warns(UserWarning, match="with_partitioning"):
+    with pytest.warns(UserWarning, match="no mesh is known"):
         layer(np.ones((2, 3), "float32"))
     assert [v.path for v in layer.weights] == ["net/params/bias", "net/params/kernel"]
