@@ -1,8 +1,10 @@
 """JAX code inside Keras, on its JAX and TensorFlow backends, out to SavedModels."""
 
+from jaxbridge.core.partition import Sharding as Sharding
 from jaxbridge.export import ExportReport as ExportReport
 from jaxbridge.export import export_saved_model as export_saved_model
-from jaxbridge.core.partition import Sharding as Sharding
+from jaxbridge.export import load_jax as load_jax
+from jaxbridge.export import read_sharding as read_sharding
 from jaxbridge.export import serve_without_jax as serve_without_jax
 from jaxbridge.layers.flax_layer import FlaxLayer as FlaxLayer
 from jaxbridge.layers.jax_layer import JaxLayer as JaxLayer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -59,6 +59,24 @@ class Endpoint:
         given = list(getattr(self.model, "output_names", []))
         names = given if len(given) == len(flat) else [f"output_{index}" for index in range(len(flat))]
         return dict(zip(_distinct(names), flat, strict=True))
+
+
+def parts_of(model: keras.Model) -> list[Any]:
+    """Returns a model, its layers at any depth, and whatever else hangs on them, each once."""
+    found, seen, left = [], set(), [model]
+    while left:
+        node: Any = left.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        found.append(node)
+        if isinstance(node, keras.layers.Layer):
+            left += vars(node).values()
+        elif isinstance(node, Mapping):
+            left += node.values()
+        elif isinstance(node, list | tuple):
+            left += node
+    return found
 
 
 def host_array(value: Any) -> np.ndarray:

@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +19,11 @@ import keras
 from jaxbridge import backends
 from jaxbridge._optional import require
 from jaxbridge.backends.base import Lowering
+from jaxbridge.core.partition import Sharding
 from jaxbridge.errors import ExportError, JaxBridgeError, ShapeError
-from jaxbridge.export.endpoint import Endpoint, host_array, make_endpoint
+from jaxbridge.export.artifact import write_artifacts
+from jaxbridge.export.endpoint import Endpoint, host_array, make_endpoint, parts_of
+from jaxbridge.export.sharding import as_sharding, read_records
 from jaxbridge.export.verify import Verification, compare_served, runs_on_made_up_inputs
 
 if TYPE_CHECKING:
@@ -43,6 +46,8 @@ class ExportReport:
         platforms: the platforms it runs on.
         target: what it was written for: the TensorFlow release or StableHLO version, and what that reads. The file
             `assets.extra/jaxbridge.json` in the SavedModel says the same.
+        sharding: how its layers say that arrays are split, as `read_sharding` gives it; None where they say nothing.
+        jax_functions: what `load_jax` can load: "" is the whole model, else the paths of its bridge layers.
         has_gradients: whether it can be differentiated, up to the order asked for; if not, calling it under a gradient
             tape raises.
         verification: how it was compared with the model, and in which TensorFlow; None where that was not asked for.
@@ -56,6 +61,8 @@ class ExportReport:
     graph_bytes: int
     platforms: tuple[str, ...]
     target: Target
+    sharding: Sharding | None
+    jax_functions: tuple[str, ...]
     has_gradients: bool
     verification: Verification | None
 
@@ -131,6 +138,8 @@ def export_saved_model(
         written = folder / "model"
         outputs, has_gradients = _write(endpoint, written, lowering, gradient_order)
         _describe(written, written_for, lowering)
+        said = read_records(written)
+        jax_functions = write_artifacts(endpoint, written, lowering.platforms or ()) if said else ()
         verification = compare_served(endpoint, written, _SIGNATURE, verification_inputs) if verify else None
         graph_bytes = (written / "saved_model.pb").stat().st_size
         _put(written, directory, folder / "replaced")
@@ -149,6 +158,8 @@ def export_saved_model(
         graph_bytes=graph_bytes,
         platforms=lowering.platforms or (),
         target=written_for,
+        sharding=as_sharding(said) if said else None,
+        jax_functions=jax_functions,
         has_gradients=has_gradients,
         verification=verification,
     )
@@ -312,21 +323,7 @@ def _resources(model: keras.Model) -> list[Any]:
     """Returns the lookup tables of a model's layers: a SavedModel must track what its functions use."""
     import tensorflow as tf
 
-    found, seen, left = [], set(), [model]
-    while left:
-        node: Any = left.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if isinstance(node, tf.saved_model.experimental.TrackableResource):
-            found.append(node)
-        elif isinstance(node, keras.layers.Layer):
-            left += vars(node).values()
-        elif isinstance(node, Mapping):
-            left += node.values()
-        elif isinstance(node, list | tuple):
-            left += node
-    return found
+    return [part for part in parts_of(model) if isinstance(part, tf.saved_model.experimental.TrackableResource)]
 
 
 def _tracing_error(endpoint: Endpoint, error: Exception) -> JaxBridgeError:

@@ -53,7 +53,7 @@ def write(mlir_text: str, target: Target) -> tuple[bytes, bool]:
     if not target.shardy and "sdy.sharding_constraint" in mlir_text:
         warnings.warn(
             f"The sharding constraints of a JAX function are left out: {target.name} cannot read them. The results are the "
-            "same.",
+            "same, and what layers say of sharding stays on record in the file (`jaxbridge.read_sharding`).",
             stacklevel=2,
         )
     try:

@@ -73,7 +73,8 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         self.rng_impl = prng.check_impl(rng_impl)
         self.seed_generator: keras.random.SeedGenerator | None = None
         self._scopes = scopes
-        self._record: Record | None = None
+        #: What files say of how the built layer is split; None where nothing is.
+        self.sharding_record: Record | None = None
         self._rules = PathRules()
         self._shape_hook = OutputShapeHook(compute_output_shape_fn)
         # The seed is taken as keras.random.SeedGenerator(None) takes it: `keras.utils.set_random_seed` decides it.
@@ -169,7 +170,7 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         runtime.output_dtype = self._output_dtype()
         runtime.declared = (seen.structure, runtime.signature(seen))
         self._set_trainable(self.trainable)
-        self._record = runtime.partitioning.record(self.path, {**params.by_path(), **state.by_path()})
+        self.sharding_record = runtime.partitioning.record(self.path, {**params.by_path(), **state.by_path()})
         start.forget()
 
     def _make_trees(self, start: Initialization, fixed_batch: bool) -> tuple[VariableTree, VariableTree]:
@@ -284,10 +285,10 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         flag = self._training_flag(training)
         if isinstance(flag, bool):
             seeds = self._seeds(flag)
-            with recorded(self._record):
+            with recorded(self.sharding_record):
                 outputs, new_state = runtime.lifted(seen, flag, (*values, seeds))(*values, seeds, arrays)
         else:
-            with recorded(self._record):
+            with recorded(self.sharding_record):
                 outputs, new_state = self._call_either_way(flag, seen, values, arrays)
         if isinstance(outputs, WithLosses):
             self._add_losses(outputs.losses)
