@@ -2,6 +2,7 @@
 
 from jaxbridge.core.partition import Sharding as Sharding
 from jaxbridge.export import ExportReport as ExportReport
+from jaxbridge.export import dtensor_variables as dtensor_variables
 from jaxbridge.export import export_saved_model as export_saved_model
 from jaxbridge.export import load_jax as load_jax
 from jaxbridge.export import read_sharding as read_sharding

@@ -31,7 +31,7 @@ require("tensorflow", "A jaxbridge layer on Keras' TensorFlow backend")
 import tensorflow as tf  # noqa: E402
 
 from jaxbridge.jax2tf import _tf_private  # noqa: E402
-from jaxbridge.jax2tf.call_module import tf_dtype  # noqa: E402
+from jaxbridge.jax2tf.call_module import dtensors_explained, tf_dtype  # noqa: E402
 from jaxbridge.jax2tf.convert import Conversion  # noqa: E402
 from jaxbridge.jax2tf.lowering import LoweringOptions  # noqa: E402
 from jaxbridge.jax2tf.platforms import default_platforms  # noqa: E402
@@ -171,7 +171,12 @@ class _Lifted:
         self._static: dict[tuple[tuple[int, ...], ...], Conversion] | None = None
         try:
             traced = self._conversion.function.traced  # now, so that a failure is known before a call
-        except (SignatureError, StructureError, ShardingError, UnsupportedOperationError):  # nothing that other sizes would mend
+        except (
+            SignatureError,
+            StructureError,
+            ShardingError,
+            UnsupportedOperationError,
+        ):  # nothing that other sizes would mend
             raise
         except Exception as error:  # whatever the user's function raises at symbolic sizes
             if not inputs.symbols():
@@ -235,7 +240,8 @@ class _Lifted:
                     lambda args: conversion(args, True, recorded), conversion.signature, read_inside
                 )
             function, treedef = self._functions[key]
-        return jax.tree.unflatten(treedef, _tf_private.call_flat(function, tensors))
+        with dtensors_explained():
+            return jax.tree.unflatten(treedef, _tf_private.call_flat(function, tensors))
 
     def _at_static_sizes(self, leaves: Sequence[Any]) -> Conversion:
         """Returns the conversion for exactly these sizes, for functions that cannot be traced with symbols."""

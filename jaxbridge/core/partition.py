@@ -124,7 +124,9 @@ class Sharding:
 
     def _own_mesh(self) -> dict[str, int]:
         if self.mesh is None:
-            raise ShardingError("This Sharding has no mesh of its own. Write `Sharding(mesh={'data': 2, 'model': 4}, ...)`.")
+            raise ShardingError(
+                "This Sharding has no mesh of its own. Write `Sharding(mesh={'data': 2, 'model': 4}, ...)`."
+            )
         return self.mesh
 
     def annotate(self, fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -181,7 +183,9 @@ class Sharding:
         """Returns the value that `to_config` wrote."""
         mesh = config.get("mesh")
         parts = {n: {key: specs.spec_from_list(spec) for key, spec in config.get(n, {}).items()} for n in _PARTS}
-        return cls(None if mesh is None else dict(mesh), **parts, rules=[tuple(rule) for rule in config.get("rules", ())])
+        return cls(
+            None if mesh is None else dict(mesh), **parts, rules=[tuple(rule) for rule in config.get("rules", ())]
+        )
 
     def to_json(self) -> str:
         """Returns the value as JSON text, the same for equal values."""

@@ -85,6 +85,13 @@ def recorded(record: Record | None) -> Iterator[None]:
         yield
 
 
+def note(record: Record | None) -> None:
+    """Adds a record that belongs to no layer to those that are gathered."""
+    found = _gathered.get()
+    if found is not None and record is not None:
+        found[record] = None
+
+
 def written(records: dict[Record, None]) -> contextlib.AbstractContextManager[None]:
     """Returns a context in which ops that are made have these records; none leaves those in effect."""
     return _in_effect(records) if records else contextlib.nullcontext()

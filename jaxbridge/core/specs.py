@@ -73,9 +73,9 @@ def mesh_spec(spec: P, rules: Rules, axes: Mapping[str, int], where: str) -> P:
         ShardingError: an axis is neither of the mesh nor in the rules.
     """
     logical = {name for name, _ in rules}
-    known = {axis for entry in spec for axis in axes_in(entry)}
-    for axis in known - logical:
-        if axis not in axes:
+    known = list(dict.fromkeys(axis for entry in spec for axis in axes_in(entry)))
+    for axis in known:
+        if axis not in logical and axis not in axes:
             raise missing_axis(where, spec, axis, axes)
     taken = {axis for axis in known if axis not in logical}
     chosen: dict[str, Any] = {}
@@ -100,7 +100,9 @@ def mesh_spec(spec: P, rules: Rules, axes: Mapping[str, int], where: str) -> P:
     return P(*entries)
 
 
-def check_spec(spec: P, shape: Sequence[Any], axes: Mapping[str, int], where: str, *, batch: bool = False, warns: bool = True) -> None:
+def check_spec(
+    spec: P, shape: Sequence[Any], axes: Mapping[str, int], where: str, *, batch: bool = False, warns: bool = True
+) -> None:
     """Raises a ShardingError if an array of this shape cannot be split so; sizes that are no numbers are not checked.
 
     Args:
@@ -125,7 +127,9 @@ def check_spec(spec: P, shape: Sequence[Any], axes: Mapping[str, int], where: st
         if not (batch and dimension == 0):
             raise ShardingError(f"{text} Choose another size, spec or mesh.")
         if warns:
-            _warn(f"{text} JAX leaves this axis whole for this batch. Choose a batch size that is a multiple of {factor}.")
+            _warn(
+                f"{text} JAX leaves this axis whole for this batch. Choose a batch size that is a multiple of {factor}."
+            )
 
 
 def indivisible(spec: P, shape: Sequence[Any], axes: Mapping[str, int]) -> Iterator[tuple[int, int, Any]]:

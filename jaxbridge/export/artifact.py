@@ -138,7 +138,7 @@ def _functions(endpoint: Endpoint) -> list[JaxFunction]:
     if backends.current().traces_with_jax:
         return [JaxFunction("", endpoint.call, endpoint.variables, endpoint.signature)]
     layers = [part for part in parts_of(endpoint.model) if isinstance(part, BridgeLayer) and part.sharding_record]
-    return [JaxFunction(layer.path, *layer_function(layer, endpoint.training)) for layer in layers]
+    return [JaxFunction(str(layer.path), *layer_function(layer, endpoint.training)) for layer in layers]
 
 
 def read(directory: Path) -> list[Artifact]:

@@ -9,9 +9,14 @@ from typing import Any
 
 import keras
 import numpy as np
+from jax.sharding import PartitionSpec as P
 
+from jaxbridge.core import records
 from jaxbridge.core.shapes import Signature, make_signature
+from jaxbridge.core.specs import axes_of
 from jaxbridge.core.tree_paths import clean_path, leaf_paths
+from jaxbridge.distribution.layouts import is_replicated, layout_parts
+from jaxbridge.distribution.native import layout_of
 from jaxbridge.errors import ExportError, ShapeError
 
 
@@ -42,6 +47,7 @@ class Endpoint:
 
     def call(self, variables: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, Any]:
         """Returns the outputs, and a dict of the new value of each variable that changes, by its index; nothing is written."""
+        records.note(self.layouts())
         count = len(self.model.trainable_variables)
         arguments = keras.tree.map_structure(lambda index: inputs[index], self.structure)
         # As Keras' own steps do: a `call` without the argument is not given it.
@@ -50,6 +56,15 @@ class Endpoint:
         outputs, after = self.model.stateless_call(list(variables[:count]), before, arguments, **mode)
         pairs = enumerate(zip(before, after, strict=True), start=count)
         return outputs, {index: new for index, (old, new) in pairs if new is not old}
+
+    def layouts(self) -> records.Record | None:
+        """Returns how the Keras distribution in effect splits the model's variables; None if it splits none."""
+        laid_out = [(variable, layout_of(variable)) for variable in self.variables]
+        split = [(v, *layout_parts(layout)) for v, layout in laid_out if not is_replicated(layout)]
+        if not split or split[0][1] is None:
+            return None
+        mesh = tuple(axes_of(split[0][1]).items())
+        return records.Record("", mesh, tuple((variable.path, P(*axes)) for variable, _, axes in split))
 
     def named_outputs(self, outputs: Any) -> dict[str, Any]:
         """Returns outputs by name: keys of a dict, else the names of the output layers."""

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from jaxbridge._optional import require
 from jaxbridge.core import specs
 from jaxbridge.core.partition import Sharding
-from jaxbridge.errors import DifferentiationError, ExportError, ShardingError
+from jaxbridge.errors import ExportError, ShardingError
 from jaxbridge.export import artifact as artifacts
 from jaxbridge.export.artifact import Artifact
 from jaxbridge.export.sharding import as_sharding, read_records
@@ -76,7 +76,8 @@ class LoadedModel:
                 f"leaves it whole. Choose a batch size that is a multiple of {self._batch_factor}.",
                 stacklevel=3,
             )
-        return self._exported.call(dict(params), dict(state), leaves)
+        outputs, new_state = self._exported.call(dict(params), dict(state), leaves)
+        return outputs, new_state
 
 
 def load_jax(
@@ -114,8 +115,15 @@ def load_jax(
     axes = dict(mesh.shape)
     exported = _on_mesh(jax.export.deserialize(bytearray(chosen.serialized)), sharding.mesh or {}, axes)
     params, state = artifacts.values(chosen, directory)
-    placed = [_placed(values, sharding, mesh) for values in (params, state)]
-    return LoadedModel(*placed, mesh, sharding, chosen.layer, exported, _batch_factor(sharding, axes))
+    return LoadedModel(
+        _placed(params, sharding, mesh),
+        _placed(state, sharding, mesh),
+        mesh,
+        sharding,
+        chosen.layer,
+        exported,
+        _batch_factor(sharding, axes),
+    )
 
 
 def _chosen(found: Sequence[Artifact], directory: Path, layer: str | None) -> Artifact:

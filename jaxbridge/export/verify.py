@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from jaxbridge.core.shapes import TRIAL_SIZES, Signature
+from jaxbridge.core.specs import without_warnings
 from jaxbridge.errors import ExportError
 from jaxbridge.export.endpoint import Endpoint, host_array
 from jaxbridge.export.serving import serve_without_jax
@@ -118,6 +119,7 @@ def _random_inputs(signature: Signature, dtypes: Sequence[str]) -> list[np.ndarr
     return arrays
 
 
+@without_warnings()  # the batch sizes are nobody's
 def _model_outputs(endpoint: Endpoint, cases: Sequence[Sequence[np.ndarray]]) -> list[dict[str, Any]]:
     values = [keras.ops.copy(variable.value) for variable in endpoint.variables]
     found = []

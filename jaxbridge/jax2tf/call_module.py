@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from jaxbridge.core import records
-from jaxbridge.errors import ConversionError
+from jaxbridge.errors import ConversionError, UnsupportedOperationError
 from jaxbridge.jax2tf import _tf_private
 from jaxbridge.jax2tf.lowering import LoweredModule
 from jaxbridge.jax2tf.statistics import count
@@ -36,7 +37,15 @@ def emit(module: LoweredModule, args: Sequence[Any]) -> list[Any]:
     attributes: dict[str, Any] = {}
     if module.calling_convention >= 10:
         attributes["use_shardy_partitioner"] = module.has_shardings
-    outs = _tf_private.call_module(
+    with dtensors_explained():
+        outs = _call(module, args, attributes)
+    if found := records.in_effect():
+        _tf_private.set_attribute(outs, RECORD_ATTRIBUTE, records.to_json(found))
+    return outs
+
+
+def _call(module: LoweredModule, args: Sequence[Any], attributes: dict[str, Any]) -> list[Any]:
+    return _tf_private.call_module(
         [args[index] for index in module.kept],
         version=module.calling_convention,
         module=module.serialized,
@@ -48,9 +57,21 @@ def emit(module: LoweredModule, args: Sequence[Any]) -> list[Any]:
         disabled_checks=[*module.disabled_checks, _NO_SHAPE_ASSERTIONS],
         **attributes,
     )
-    if found := records.in_effect():
-        _tf_private.set_attribute(outs, RECORD_ATTRIBUTE, records.to_json(found))
-    return outs
+
+
+@contextlib.contextmanager
+def dtensors_explained() -> Iterator[None]:
+    """Returns a context in which TensorFlow's errors for DTensors in a converted function say what to do."""
+    try:
+        yield
+    except (tf.errors.UnimplementedError, tf.errors.UnknownError) as error:
+        if "DTensor" not in str(error) and "layout propagation" not in str(error):
+            raise
+        raise UnsupportedOperationError(
+            "A converted function was called with DTensors, which TensorFlow cannot split it over. They are for storage: bring "
+            "them to one device first (`tf.experimental.dtensor.relayout` to a replicated layout, outside of a "
+            "`tf.function`), or run the function in JAX (`jaxbridge.load_jax`)."
+        ) from error
 
 
 def tf_shape(shape: Sequence[Any]) -> tuple[int | None, ...]:

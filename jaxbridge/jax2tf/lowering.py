@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.export
 
+from jaxbridge.errors import ShardingError
 from jaxbridge.jax2tf import _jax_private, stablehlo, targets
 from jaxbridge.jax2tf.portable import portable_export
 from jaxbridge.jax2tf.statistics import count
@@ -54,11 +56,26 @@ class LoweredModule:
     has_shardings: bool
 
 
+@contextlib.contextmanager
+def _explicit_axes_explained() -> Iterator[None]:
+    """Returns a context in which JAX's error for a mesh with explicit axes says what to do."""
+    try:
+        yield
+    except ValueError as error:
+        if "Length of device assignment" not in str(error):
+            raise
+        raise ShardingError(
+            f"The function names a mesh whose axes are of the type Explicit (`jax.make_mesh` makes such), and it is converted "
+            f"outside of it. Convert it inside `jax.set_mesh(mesh)`, or use axes of the type Auto "
+            f"(`jax.sharding.Mesh(devices, names)`). JAX says: {error}"
+        ) from error
+
+
 def lower(jitted: Any, structs: Sequence[jax.ShapeDtypeStruct], options: LoweringOptions) -> LoweredModule:
     """Lowers a `jax.jit` function over flat arrays, which returns a tuple of arrays, for these shapes and dtypes."""
     count("lowerings")
     target = targets.resolve(options.target)
-    with _jax_private.calling_convention(target.calling_convention):
+    with _jax_private.calling_convention(target.calling_convention), _explicit_axes_explained():
         exported = portable_export(jitted, structs, options.platforms, options.disabled_checks)
     serialized, has_shardings = stablehlo.write(exported.mlir_module(), target)
     return LoweredModule(

@@ -95,7 +95,10 @@ class Partitioning:
         axes = self._axes()
         if not axes:
             return
-        settled = [[(path, self._settled(*row)) for path, *row in tree.rows()] for tree in (params, state)]
+        settled = [
+            [(path, self._settled(original, shape, decision)) for path, original, shape, decision in tree.rows()]
+            for tree in (params, state)
+        ]
         self.specs = {path: spec for pairs in settled for path, spec in pairs if spec is not None}
         warns = fixed_batch or keras.distribution.distribution() is not None
         said = self._said

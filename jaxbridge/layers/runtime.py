@@ -18,8 +18,8 @@ from jaxbridge.core.canonical import canonical_key
 from jaxbridge.core.ladder import infer_outputs
 from jaxbridge.core.programs import MADE_KEPT, PROGRAMS, Program
 from jaxbridge.core.pure_model import CallInputs, PureModel, WithLosses
-from jaxbridge.core.specs import without_warnings
 from jaxbridge.core.shapes import ArraySpec, Signature, make_signature
+from jaxbridge.core.specs import without_warnings
 from jaxbridge.errors import ShapeError
 from jaxbridge.layers.calling import InputStructure, pure_function, split_inputs
 from jaxbridge.layers.initialization import Initialization

@@ -13,8 +13,8 @@ import numpy as np
 
 from jaxbridge.adapters import Adapted, Adapter, ModuleOptions
 from jaxbridge.core import prng
-from jaxbridge.core.constraints import without_annotations
 from jaxbridge.core.canonical import canonical_key
+from jaxbridge.core.constraints import without_annotations
 from jaxbridge.core.pure_model import CallInputs, PureModel, WithLosses
 from jaxbridge.core.tree_paths import is_array, leaf_difference, leaf_paths
 from jaxbridge.errors import StructureError
