@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxbridge._optional import require
 from jaxbridge.backends.base import Backend, Lowering, PureFunction
+from jaxbridge.core import records
 from jaxbridge.core.jaxprs import warn_closed_over
 from jaxbridge.core.ladder import unknown_shape_error
 from jaxbridge.core.shapes import Signature
@@ -233,13 +234,14 @@ class _Lifted:
                 the function takes the handles of variables, and reads them.
             tensors: the arguments.
         """
+        kept_as = (*key, tuple(records.in_effect()))  # the op inside has the records of the layers that share it
         with self._lock:
-            if key not in self._functions:
+            if kept_as not in self._functions:
                 conversion, recorded, read_inside = key
-                self._functions[key] = _concrete_function(
+                self._functions[kept_as] = _concrete_function(
                     lambda args: conversion(args, True, recorded), conversion.signature, read_inside
                 )
-            function, treedef = self._functions[key]
+            function, treedef = self._functions[kept_as]
         with dtensors_explained():
             return jax.tree.unflatten(treedef, _tf_private.call_flat(function, tensors))
 

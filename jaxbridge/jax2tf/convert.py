@@ -139,14 +139,16 @@ class Conversion:
         self.function = Differentiable(flat, signature.structs(), options)
 
     def __call__(self, tensors: Sequence[Any], with_gradient: bool, recorded: bool | None = None) -> Any:
-        if with_gradient:
-            run = lambda checked: self.function(checked, recorded)
-        else:
-            message = "This function was converted with `with_gradient=False`: convert it with `with_gradient=True`."
-            run = lambda checked: self.function.without_gradient(checked, message)
-        _ = self.function.traced  # by which the records are known
-        with records.written(self._records):
-            outs = self.around(tensors, run)
+        message = "This function was converted with `with_gradient=False`: convert it with `with_gradient=True`."
+
+        def run(checked: list[Any]) -> list[Any]:
+            _ = self.function.traced  # by which the records are known
+            with records.written(self._records):
+                if with_gradient:
+                    return self.function(checked, recorded)
+                return self.function.without_gradient(checked, message)
+
+        outs = self.around(tensors, run)
         return jax.tree.unflatten(self._out_trees[0], outs)  # known now: the call may have been the first to trace
 
     def around(self, tensors: Sequence[Any], run: Callable[[list[Any]], Any]) -> Any:
