@@ -114,7 +114,8 @@ class Case:
 def _older_spelling() -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of flax, which this is about
-        return FlaxLayer(NNX, args=("sharding", FIRST, SECOND), sharding=said(), name="net", seed=0)
+        names = ("sharding", ("embed", "mlp"), ("mlp", "embed"))
+        return FlaxLayer(NNX, args=names, sharding=said(rules=RULES), name="net", seed=0)
 
 
 CASES = (

@@ -16,8 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jaxbridge
+from jaxbridge import jax2tf
 from jaxbridge.core import records
 from jaxbridge.errors import JaxBridgeError
 from jaxbridge.export import _jax_private, _tf_private
@@ -85,6 +88,46 @@ def dtensors(path: Path) -> dict[str, Any]:
     return {"shards": shards, "same": same}
 
 
+def conversions() -> dict[str, Any]:
+    """Functions that name shardings themselves, through `jax2tf.convert`, where JAX has 8 devices."""
+    devices = np.array(jax.devices()).reshape(2, 4)
+    auto, explicit = Mesh(devices, ("data", "model")), jax.make_mesh((2, 4), ("data", "model"))
+    on = lambda mesh, *axes: NamedSharding(mesh, P(*axes))
+    w, x = np.ones((4, 8), "float32"), np.ones((8, 4), "float32")
+    product = lambda w, x: x @ w
+    split = jax.jit(
+        product, in_shardings=(on(auto, None, "model"), on(auto, "data")), out_shardings=on(auto, "data", "model")
+    )
+    resharded = lambda w, x: jnp.einsum("ij,jk->ik", x, jax.sharding.reshard(w, on(explicit, None, "model")))
+    mapped = jax.shard_map(product, mesh=auto, in_specs=(P(), P("data")), out_specs=P("data"))
+    cpu = [f"CPU:{index}" for index in range(8)]
+    mesh = tf.experimental.dtensor.create_mesh([("data", 2), ("model", 4)], devices=cpu)
+    layout = tf.experimental.dtensor.Layout(["unsharded", "model"], mesh)
+    whole = tf.experimental.dtensor.copy_to_mesh(tf.constant(w), layout.replicated(mesh, 2))
+    in_mesh = lambda: tf.function(jax2tf.convert(resharded), autograph=False)(w, x)
+
+    def gradient() -> Any:
+        v = tf.constant(w)
+        with tf.GradientTape() as tape:
+            tape.watch(v)
+            loss = tf.reduce_sum(jax2tf.convert(split)(v, x))
+        return tape.gradient(loss, v)
+
+    with jax.set_mesh(explicit):
+        inside = attempt(lambda: {"right": bool(np.allclose(in_mesh(), x @ w))})
+    run = lambda fn, w: attempt(lambda: {"right": bool(np.allclose(fn(w, x), x @ np.asarray(w)))})
+    return {
+        "jit with in_shardings": run(jax2tf.convert(split), w),
+        "jit with in_shardings, in a graph": run(tf.function(jax2tf.convert(split), autograph=False), w),
+        "jit with in_shardings, unknown batch": run(jax2tf.convert(split, polymorphic_shapes=[None, "(2*b, 4)"]), w),
+        "jit with in_shardings, gradient": attempt(lambda: {"right": bool(np.allclose(gradient(), 8))}),
+        "explicit axes": run(jax2tf.convert(resharded), w),
+        "explicit axes, in their mesh": inside,
+        "shard_map": run(jax2tf.convert(mapped), w),
+        "DTensor": run(jax2tf.convert(product), tf.experimental.dtensor.relayout(whole, layout)),
+    }
+
+
 def attempt(run: Any) -> Any:
     try:
         return run()
@@ -113,6 +156,7 @@ def main(folder: Path) -> None:
                 "indivisible": attempt(lambda path=path: jaxbridge.load_jax(path, {"data": 1, "model": 3})),
                 "other layer": attempt(lambda path=path: jaxbridge.load_jax(path, layer="m/nothing")),
             }
+    found["conversions"] = conversions()
     print(json.dumps(found))
 
 
