@@ -1,6 +1,8 @@
 """The examples run, on the current backend, and reach what they promise."""
 
 import importlib.util
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -28,3 +30,15 @@ def test_digits(tmp_path):
     for name in ("predictions.png", "learning_curve.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "saved_model" / "saved_model.pb").exists()
+
+
+@pytest.mark.slow
+def test_sharded_transformer(tmp_path):
+    """In a process of its own: it makes 8 devices, on the JAX backend."""
+    environment = {**os.environ, "KERAS_BACKEND": "jax", "PYTHONPATH": str(EXAMPLES.parent)}
+    environment.pop("XLA_FLAGS", None)
+    command = [sys.executable, str(EXAMPLES / "sharded_transformer.py"), "--out", str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for line in ("Block_0/wide/kernel", "the file says: mesh {'data': 2, 'model': 4}", "(32, 64) of (32, 128)"):
+        assert line in done.stdout

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -109,7 +109,7 @@ class _LinenModel:
     def init(self, key: Any, inputs: CallInputs, training: bool) -> tuple[Any, Any]:
         streams = prng.stream_keys(key, ("params", *(_INIT_STREAMS if self.rngs is None else self.rngs)))
         module, words = self.modules[training], self._keywords(inputs, training)
-        with _logical_axes():
+        with _on_mesh():
             return self._init(module, streams, inputs, words)
 
     def _init(self, module: Any, streams: Any, inputs: CallInputs, words: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -124,7 +124,7 @@ class _LinenModel:
     def apply(
         self, params: Any, state: Any, key: Any, inputs: CallInputs, training: bool, *, streams: tuple[str, ...]
     ) -> tuple[Any, Any]:
-        with _logical_axes():
+        with _on_mesh():
             outputs, updated = self._call(params, state, key, inputs, training, streams)
         extra = {name: updated[name] for name in self.passing if name in updated}
         kept = {name: updated.get(name, collection) for name, collection in (state or {}).items()}
@@ -201,10 +201,26 @@ def _unboxed(node: Any) -> Any:
     return Annotated(value, PartitionSpec(*node.names), tuple(map(tuple, rules)))
 
 
-def _logical_axes() -> contextlib.AbstractContextManager[Any]:
-    """Returns a context in which linen's logical axes (`nn.with_logical_constraint`) are those of the layer."""
-    rules = rules_in_effect()
-    return linen.logical_axis_rules(rules) if rules else contextlib.nullcontext()
+@contextlib.contextmanager
+def _on_mesh() -> Iterator[None]:
+    """Returns a context in which linen's own words for shardings are those of the layer, if it has a mesh."""
+    if jax.sharding.get_abstract_mesh().empty:
+        yield
+        return
+    with linen.logical_axis_rules(rules_in_effect()), linen.intercept_methods(_without_mesh):
+        yield
+
+
+def _without_mesh(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+    """Calls a method of a module; a DenseGeneral without the mesh.
+
+    With a mesh in context it constrains its flat kernel by the spec of the kernel's real shape, of another rank, when it is
+    initialised and whenever its shape is checked (flax 0.12.12); attention is made of it. Its params are constrained anyway.
+    """
+    if not isinstance(context.module, linen.DenseGeneral):
+        return call(*args, **kwargs)
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+        return call(*args, **kwargs)
 
 
 def _with_extra(outputs: Any, extra: Mapping[str, Any], roles: Mapping[str, str]) -> Any:

@@ -24,7 +24,7 @@ from jaxbridge.export.artifact import Artifact
 from jaxbridge.export.sharding import as_sharding, read_records
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class LoadedModel:
     """A model, or a layer of one, as a JAX function on a mesh. Call it under `jax.jit`; it can be differentiated.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -215,21 +214,22 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
 
     def _placed_initialization(self, seen: SeenInputs) -> Initialization:
         """Returns the first values of params and state, once it is decided how they are split."""
-        partitioning, start = self._runtime.partitioning, None
         try:
             start = self._initialization(seen)
-        except Exception as error:
-            # Inside a mesh linen applies what a module says as soon as it is initialised, and JAX's error for an axis that
-            # is missing names no variable: without the mesh it is found out which.
-            with contextlib.suppress(Exception):
-                start = self._initialization(seen, NOWHERE)
+        except Exception:
+            # Inside a mesh linen applies what a module says as soon as it is initialised: an axis that is missing is an error of
+            # JAX that names no variable. Without the mesh it is found out which.
+            start = self._start_without_mesh(seen)
             if start is None:
                 raise
-            partitioning.read(self.name, start.parts, self._scopes)
-            partitioning.raise_problem()
-            raise error
-        partitioning.read(self.name, start.parts, self._scopes)
+        self._runtime.partitioning.read(self.name, start.parts, self._scopes)
         return start
+
+    def _start_without_mesh(self, seen: SeenInputs) -> Initialization | None:
+        try:
+            return self._initialization(seen, NOWHERE)
+        except Exception:  # the module needs the mesh, or has another mistake: the first error says which
+            return None
 
     def _initialization(self, seen: SeenInputs, placement: Placement | None = None) -> Initialization:
         self._init_seeds.count = 0

@@ -76,11 +76,6 @@ class Partitioning:
                 if spec is not None:
                     self.annotations[original] = spec
 
-    def raise_problem(self) -> None:
-        """Raises the error for the first variable whose spec has no place on the mesh, if there is one."""
-        for error in self._problems.values():
-            raise error
-
     def settle(self, params: VariableTree, state: VariableTree, fixed_batch: bool) -> None:
         """Decides on the constraints, now that it is known what a Keras distribution does with each variable.
 

@@ -69,6 +69,18 @@ def _built(layer):
     return layer
 
 
+def test_attention_of_linen_is_initialised_on_a_mesh():
+    """With a mesh in context linen constrains the flat kernel of a DenseGeneral by the spec of its real shape, and fails."""
+    split = nn.with_partitioning(nn.initializers.lecun_normal(), (None, "model", None))
+    attention = nn.MultiHeadDotProductAttention(4, kernel_init=split, out_kernel_init=INIT)
+    layer = _built(FlaxLayer(attention, sharding=Sharding(MESH), name="net"))
+    assert dict(layer.sharding_record.params) == {
+        f"net/params/{name}/kernel": P(None, "model", None) for name in ("key", "query", "value")
+    }
+    params = jax.tree.map(keras.ops.convert_to_numpy, layer.params)
+    np.testing.assert_allclose(harness.numbers(layer(X)), attention.apply(params, X), rtol=1e-4, atol=1e-6)
+
+
 def test_state_is_constrained_too():
     def call(params, state, inputs):
         return inputs @ params["w"], {"mean": state["mean"] + 1}
