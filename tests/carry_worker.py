@@ -24,6 +24,7 @@ from jaxbridge import jax2tf
 from jaxbridge.core import records
 from jaxbridge.errors import JaxBridgeError
 from jaxbridge.export import _jax_private, _tf_private
+from jaxbridge.export.load_jax import _on_mesh
 
 MESHES = ({"data": 2, "model": 4}, {"data": 4, "model": 2}, {"data": 1, "model": 1})
 
@@ -100,6 +101,7 @@ def conversions() -> dict[str, Any]:
     )
     resharded = lambda w, x: jnp.einsum("ij,jk->ik", x, jax.sharding.reshard(w, on(explicit, None, "model")))
     mapped = jax.shard_map(product, mesh=auto, in_specs=(P(), P("data")), out_specs=P("data"))
+    manual = jax.export.export(jax.jit(mapped))(w, x)
     cpu = [f"CPU:{index}" for index in range(8)]
     mesh = tf.experimental.dtensor.create_mesh([("data", 2), ("model", 4)], devices=cpu)
     layout = tf.experimental.dtensor.Layout(["unsharded", "model"], mesh)
@@ -124,6 +126,7 @@ def conversions() -> dict[str, Any]:
         "explicit axes": run(jax2tf.convert(resharded), w),
         "explicit axes, in their mesh": inside,
         "shard_map": run(jax2tf.convert(mapped), w),
+        "shard_map, on another mesh": attempt(lambda: str(_on_mesh(manual, dict(auto.shape), {"data": 1, "model": 1}))),
         "DTensor": run(jax2tf.convert(product), tf.experimental.dtensor.relayout(whole, layout)),
     }
 

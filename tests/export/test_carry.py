@@ -177,6 +177,7 @@ def test_what_cannot_be_loaded_says_why(results, mistake, message):
         ("explicit axes", "ShardingError: .*Convert it inside `jax.set_mesh"),
         ("explicit axes, in their mesh", ""),
         ("shard_map", "UnsupportedOperationError: .*runs over the mesh {'data': 2, 'model': 4}"),
+        ("shard_map, on another mesh", "ShardingError: .*compiled for the mesh {'data': 2, 'model': 4}"),
         ("DTensor", "UnsupportedOperationError: .*called with DTensors.*for storage"),
     ],
 )
