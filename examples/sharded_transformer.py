@@ -110,7 +110,9 @@ def main(epochs: int, out: Path) -> int:
     logits = jax.jit(loaded)(loaded.params, test[:, :-1])
     difference = float(np.abs(logits - expected).max())
     path = "model/transformer/params/Block_0/wide/kernel"
-    print(f"JAX on 4 x 2: largest difference {difference:.1e}, a device holds {shard(logits)} of the logits {logits.shape}")
+    print(
+        f"JAX on 4 x 2: largest difference {difference:.1e}, a device holds {shard(logits)} of the logits {logits.shape}"
+    )
     print(f"{path}: {shard(loaded.params[path])} of {loaded.params[path].shape}")
 
     # What every sequence has from its third token on is told by the first two.

@@ -34,7 +34,7 @@ from jaxbridge.distribution import (
 )
 from jaxbridge.distribution._keras_private import PlacedVariable
 from jaxbridge.layers.variables import PartitionedTree, VariableTree
-from tests.distribution import scopes
+from tests.distribution import carried, scopes
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "sharding.md"
 
@@ -459,6 +459,7 @@ def main(path: str) -> None:
         own_rules,
         inferred,
         scopes.scopes,
+        carried.carried,
         docs,
     ):
         keras.distribution.set_distribution(None)

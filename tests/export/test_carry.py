@@ -46,7 +46,11 @@ def read(folder):
     """What a process with 8 devices finds."""
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.carry_worker", str(folder)], env=environment, cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-m", "tests.carry_worker", str(folder)],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
