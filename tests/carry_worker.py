@@ -81,10 +81,9 @@ def dtensors(path: Path) -> dict[str, Any]:
     mesh = tf.experimental.dtensor.create_mesh([("data", 2), ("model", 4)], devices=[f"CPU:{i}" for i in range(8)])
     found = jaxbridge.dtensor_variables(path, mesh)
     values = _tf_private.variables(path)
-    same = all(
-        np.array_equal(tf.experimental.dtensor.relayout(v.read_value(), tf.experimental.dtensor.Layout.replicated(mesh, v.shape.rank)).numpy(), values[n])
-        for n, v in found.items()
-    )  # fmt: skip
+    dtensor = tf.experimental.dtensor
+    whole = lambda v: dtensor.relayout(v.read_value(), dtensor.Layout.replicated(mesh, v.shape.rank)).numpy()
+    same = all(np.array_equal(whole(variable), values[name]) for name, variable in found.items())
     shards = {n: tf.experimental.dtensor.unpack(v.read_value())[0].shape.as_list() for n, v in found.items()}
     return {"shards": shards, "same": same}
 
@@ -151,7 +150,9 @@ def main(folder: Path) -> None:
             continue
         row[path.name] = {"graph": graph(path), "read": attempt(lambda path=path: str(jaxbridge.read_sharding(path)))}
         if path.name == "ours":
-            row["meshes"] = [attempt(lambda m=m, path=path: on_mesh(path, m, x, facts["transposed"])) for m in MESHES]
+            row["meshes"] = [
+                attempt(lambda m=m, path=path, t=facts["transposed"]: on_mesh(path, m, x, t)) for m in MESHES
+            ]
             row["dtensors"] = attempt(lambda path=path: dtensors(path))
             row["errors"] = {
                 "other axes": attempt(lambda path=path: jaxbridge.load_jax(path, {"rows": 2, "model": 4})),

@@ -217,8 +217,8 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         try:
             start = self._initialization(seen)
         except Exception:
-            # Inside a mesh linen applies what a module says as soon as it is initialised: an axis that is missing is an error of
-            # JAX that names no variable. Without the mesh it is found out which.
+            # Inside a mesh linen applies what a module says as soon as it is initialised: an axis that is missing is an error
+            # of JAX that names no variable. Without the mesh it is found out which.
             start = self._start_without_mesh(seen)
             if start is None:
                 raise

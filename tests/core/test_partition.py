@@ -107,21 +107,21 @@ def test_rules_are_those_of_flax():
 
 
 WRONG = {
-    "no mesh": (dict(mesh=3), "names with sizes"),
-    "a size of 0": (dict(mesh={"data": 0}), "names with sizes"),
+    "no mesh": ({"mesh": 3}, "names with sizes"),
+    "a size of 0": ({"mesh": {"data": 0}}, "names with sizes"),
     "missing axis": (
-        dict(mesh=MESH, params={"k": P("modell")}),
+        {"mesh": MESH, "params": {"k": P("modell")}},
         "'modell' is no axis of the mesh {'data': 2, 'model': 4}",
     ),
-    "missing axis of a rule": (dict(mesh=MESH, rules={"mlp": "modell"}), "the rule|The rule for 'mlp'"),
-    "twice": (dict(mesh=MESH, inputs=P("data", "data")), "twice"),
+    "missing axis of a rule": ({"mesh": MESH, "rules": {"mlp": "modell"}}, "the rule|The rule for 'mlp'"),
+    "twice": ({"mesh": MESH, "inputs": P("data", "data")}, "twice"),
     "twice by rules": (
-        dict(mesh=MESH, inputs=P("model", "m"), rules={"m": ("model",)}, outputs=P("a")),
+        {"mesh": MESH, "inputs": P("model", "m"), "rules": {"m": ("model",)}, "outputs": P("a")},
         "'a' is no axis",
     ),
-    "no spec": (dict(mesh=MESH, inputs="data"), "PartitionSpec"),
-    "no axis": (dict(mesh=MESH, inputs=P(3)), "3 in its spec"),
-    "no rule": (dict(mesh=MESH, rules=[3]), "pairs"),
+    "no spec": ({"mesh": MESH, "inputs": "data"}, "PartitionSpec"),
+    "no axis": ({"mesh": MESH, "inputs": P(3)}, "3 in its spec"),
+    "no rule": ({"mesh": MESH, "rules": [3]}, "pairs"),
 }
 
 
@@ -204,18 +204,18 @@ def test_outside_of_a_trace_nothing_is_constrained():
 
 
 BAD_FIT = {
-    "no such leaf": (dict(params={"Dense_0/kernl": P()}), "'Dense_0/kernl' of `params` names no variable"),
+    "no such leaf": ({"params": {"Dense_0/kernl": P()}}, "'Dense_0/kernl' of `params` names no variable"),
     "two patterns": (
-        dict(params={"*": P(), "*kernel": P("data")}),
+        {"params": {"*": P(), "*kernel": P("data")}},
         "several entries in `params`: '\\*': P\\(\\), '\\*kernel'",
     ),
-    "rank": (dict(params={"Dense_0/bias": P(None, "model")}), r"'Dense_0/bias' of shape \(8,\).* 2 entries"),
+    "rank": ({"params": {"Dense_0/bias": P(None, "model")}}, r"'Dense_0/bias' of shape \(8,\).* 2 entries"),
     "size": (
-        dict(params={"Dense_0/kernel": P(("data", "model"))}),
+        {"params": {"Dense_0/kernel": P(("data", "model"))}},
         r"axis 0 has size 4, .* by 8 \('data' of size 2, 'model'",
     ),
-    "feature": (dict(inputs=P(None, ("data", "model"))), r"The input of shape \(6, 4\).*axis 1 has size 4"),
-    "no such input": (dict(inputs={"x": P("data")}), "`inputs` has a spec for 'x'"),
+    "feature": ({"inputs": P(None, ("data", "model"))}, r"The input of shape \(6, 4\).*axis 1 has size 4"),
+    "no such input": ({"inputs": {"x": P("data")}}, "`inputs` has a spec for 'x'"),
 }
 
 

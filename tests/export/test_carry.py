@@ -134,7 +134,7 @@ def test_dtensor_variables_are_cut(annotated):
 
 
 def test_the_report_says_it(annotated):
-    case, report, found = annotated
+    _, report, found = annotated
     assert str(report.sharding) == found["ours"]["read"]
     assert report.jax_functions == (("",) if backends.current().traces_models else ("m/net",))
 

@@ -160,7 +160,7 @@ def flax(module, **said):
 WRONG = {
     "an axis of the module is missing": (
         flax(partitioned(None, "modell")),
-        "'params/kernel' of layer 'net' has the spec P(None, 'modell'), and 'modell' is no axis of the mesh {'data': 2, 'model': 4}",
+        "'params/kernel' of layer 'net' has the spec P(None, 'modell'), and 'modell' is no axis of the mesh {'data': 2, 'mo",
     ),
     "a logical axis without a rule": (
         flax(nn.Dense(8, kernel_init=nn.with_logical_partitioning(INIT, ("embed", "mlp"))), rules={"mlp": "model"}),
