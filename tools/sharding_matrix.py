@@ -25,12 +25,13 @@ HEAD = """# What is carried, and what JAX makes of it
 
 Written by `python tools/sharding_matrix.py` with {versions}; the slow test `tests/export/test_carry.py` holds it true.
 
-The network is `tanh(x @ kernel_1) @ kernel_2` with kernels of shape (4, 16) and (16, 8) and a batch of 8, annotated for the
-mesh `{{"data": 2, "model": 4}}`, and written by a process with one device. "In the graph" is the number of constraints in the op
-of each exporter's SavedModel: `export_saved_model`, Keras' `model.export`, and that one loaded and saved again; the record on the
-op was the same in all. The other columns are what `load_jax` gave in a process with 8 devices, on the mesh that the column
-names: what one device holds of the two kernels, forward and gradient equal to the plain network's, with an `all-reduce` in the
-compiled program where `model` is larger than 1. "DTensor" is what one device holds of `dtensor_variables` on 2 x 4.
+The network is `tanh(x @ kernel_1) @ kernel_2` with kernels of shape (4, 16) and (16, 8) and a batch of 8, annotated for
+the mesh `{{"data": 2, "model": 4}}`, and written by a process with one device. "In the graph" is the number of
+constraints in the op of each exporter's SavedModel: `export_saved_model`, Keras' `model.export`, and that one loaded
+and saved again; the record on the op was the same in all. The other columns are what `load_jax` gave in a process with
+8 devices, on the mesh that the column names: what one device holds of the two kernels, forward and gradient equal to
+the plain network's, with an `all-reduce` in the compiled program where `model` is larger than 1. "DTensor" is what one
+device holds of `dtensor_variables` on 2 x 4.
 
 | annotation | backend | in the graph | {meshes} | DTensor |
 | --- | --- | --- | {lines} | --- |

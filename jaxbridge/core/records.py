@@ -73,15 +73,17 @@ def gathering() -> Iterator[dict[Record, None]]:
 
 
 @contextlib.contextmanager
-def recorded(record: Record | None) -> Iterator[None]:
-    """Returns a context for the call of a layer: who gathers has its record, and so has an op that is made in it."""
-    if record is None:
+def recorded(*found: Record | None) -> Iterator[None]:
+    """Returns a context for the call of a layer, or of several at once: who gathers has their records (None: it has none),
+    and so has an op that is made in it."""
+    own = {record: None for record in found if record is not None}
+    if not own:
         yield
         return
     outer = _gathered.get()
     if outer is not None:
-        outer[record] = None
-    with _in_effect({record: None}):
+        outer.update(own)
+    with _in_effect(own):
         yield
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from jaxbridge.backends.base import PureFunction
 from jaxbridge.core.programs import PROGRAMS, Program
 from jaxbridge.core.pure_model import CallInputs, WithLosses
+from jaxbridge.core.records import recorded
 from jaxbridge.core.shapes import Signature
 from jaxbridge.errors import SignatureError, StructureError
 from jaxbridge.layers.base import BridgeLayer
@@ -101,7 +102,8 @@ class Chain:
             (params, state, seeds),
             lambda: (self._program(seen.structure, training), runtimes[0].signature(seen)),
         )
-        result, new_state = lifted(params, state, seeds, arrays)
+        with recorded(*(layer.sharding_record for layer in self._layers)):
+            result, new_state = lifted(params, state, seeds, arrays)
         for layer, losses in zip(self._layers, result.losses, strict=True):
             layer._add_losses(losses)
         for (_, tree), new in zip(trees, new_state, strict=True):

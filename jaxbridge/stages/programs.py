@@ -101,11 +101,12 @@ def bridge_program(layer: BridgeLayer, inputs: AbstractInputs, training: bool, h
     params, state, model = runtime.params, runtime.state, runtime.model
     if params is None or state is None:
         has_values = False
-        start = layer._initialization(seen)
+        start = layer._placed_initialization(seen)
         model = start.model
         with abstract_variables(), keras.name_scope(layer.name, caller=layer):
-            params, state = layer._make_trees(start)
-    pure = pure_function(model, seen.structure, params.rebuild, state.rebuild, training, layer._output_dtype())
+            params, state = layer._make_trees(start, False)
+    rebuilds, placement = (params.rebuild, state.rebuild), runtime.partitioning.placement
+    pure = pure_function(model, seen.structure, *rebuilds, training, layer._output_dtype(), placement)
     read_dtype = layer.compute_dtype if layer.autocast else None
     params_paths, state_paths = ([variable.path for variable in tree.variables] for tree in (params, state))
     seeds, seeds_structure = _seeds(layer) if draws(model, training) else ({}, jax.tree.structure(None))
