@@ -136,7 +136,7 @@ def test_dtensor_variables_are_cut(annotated):
 def test_the_report_says_it(annotated):
     _, report, found = annotated
     assert str(report.sharding) == found["ours"]["read"]
-    assert report.jax_functions == (("",) if backends.current().traces_models else ("m/net",))
+    assert report.jax_functions == (("",) if backends.current().traces_with_jax else ("m/net",))
 
 
 def test_for_an_older_tensorflow_the_record_stays(results):
