@@ -35,6 +35,10 @@ class ExportError(JaxBridgeError, ValueError):
     """A model cannot be exported, or what was exported does not give what the model gives."""
 
 
+class ShardingError(JaxBridgeError, ValueError):
+    """An array or a variable cannot be laid out on a mesh as asked for, or lies on none where it must."""
+
+
 class MissingDependencyError(JaxBridgeError, ImportError):
     """An optional package is needed and not installed."""
 

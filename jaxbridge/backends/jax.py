@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxbridge.backends.base import Backend, Lowering, PureFunction
+from jaxbridge.backends.base import Backend, Lowering, PureFunction, check_divisible, check_root
+from jaxbridge.core import collectives
 from jaxbridge.core.jaxprs import warn_closed_over
 from jaxbridge.core.shapes import Signature
 
@@ -62,6 +63,29 @@ class JaxBackend(Backend):
     def gradient(self, fn: Callable[[list[Any]], Any], values: list[Any]) -> list[Any]:
         return jax.grad(fn)(values)
 
+    def trace(self, fn: Callable[..., Any], *structs: Any) -> Any:
+        return jax.make_jaxpr(fn)(*structs)
+
+    def all_reduce(self, x: Any, op: str, axis_name: str) -> Any:
+        return _collective(lambda shard: collectives.reduce(shard, op, axis_name), x, axis_name)
+
+    def all_gather(self, x: Any, axis: int, axis_name: str) -> Any:
+        return _collective(lambda shard: collectives.gather(shard, axis, axis_name), x, axis_name)
+
+    def reduce_scatter(self, x: Any, op: str, axis: int, axis_name: str) -> Any:
+        def checked(shard: Any) -> Any:
+            check_divisible(shard.shape[axis], axis, jax.lax.axis_size(axis_name), axis_name)
+            return collectives.reduce_scatter(shard, op, axis, axis_name)
+
+        return _collective(checked, x, axis_name, scattered=axis)
+
+    def broadcast(self, x: Any, root: int, axis_name: str) -> Any:
+        def checked(shard: Any) -> Any:
+            check_root(root, jax.lax.axis_size(axis_name), axis_name)
+            return collectives.broadcast(shard, root, axis_name)
+
+        return _collective(checked, x, axis_name)
+
     def serving_function(
         self,
         fn: Callable[[Sequence[Any], Sequence[Any]], tuple[Any, list[Any]]],
@@ -86,6 +110,13 @@ class JaxBackend(Backend):
         from jaxbridge.jax2tf.platforms import default_platforms
 
         return default_platforms()
+
+
+def _collective(run: Callable[[Any], Any], x: Any, axis_name: str, scattered: int | None = None) -> Any:
+    """Runs a collective in the function that is being traced, or over the shards of an array where none is."""
+    if collectives.is_bound(axis_name):
+        return run(x)
+    return collectives.over_shards(run, x, axis_name, scattered)
 
 
 BACKEND = JaxBackend()

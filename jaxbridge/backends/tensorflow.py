@@ -9,14 +9,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import keras
 import numpy as np
 
 from jaxbridge._optional import require
-from jaxbridge.backends.base import Backend, Lowering, PureFunction
+from jaxbridge.backends.base import Backend, Lowering, PureFunction, check_divisible, check_root
 from jaxbridge.core.jaxprs import warn_closed_over
 from jaxbridge.core.ladder import unknown_shape_error
 from jaxbridge.core.shapes import Signature
-from jaxbridge.errors import SignatureError, StructureError, UnsupportedOperationError
+from jaxbridge.errors import (
+    ShardingError,
+    SignatureError,
+    StructureError,
+    UnsupportedBackendError,
+    UnsupportedOperationError,
+)
 
 require("tensorflow", "A jaxbridge layer on Keras' TensorFlow backend")
 
@@ -60,6 +67,40 @@ class TensorFlowBackend(Backend):
             tape.watch(values)
             result = fn(values)
         return tape.gradient(result, values, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+
+    def trace(self, fn: Callable[..., Any], *structs: Any) -> Any:
+        raise UnsupportedBackendError(
+            "Keras' TensorFlow backend does not split variables over devices (its layouts have no effect), so there is nothing "
+            "to decide. Set KERAS_BACKEND=jax; with TensorFlow use tf.distribute, where every replica holds all variables."
+        )
+
+    def all_reduce(self, x: Any, op: str, axis_name: str) -> Any:
+        context = _replica_context()
+        if op in ("max", "min"):  # tf.distribute has sums and means only
+            every = context.all_gather(x[tf.newaxis], 0)
+            return tf.reduce_max(every, 0) if op == "max" else tf.reduce_min(every, 0)
+        if op == "mean" and x.dtype.is_integer:
+            x = tf.cast(x, keras.config.floatx())
+        return context.all_reduce(tf.distribute.ReduceOp.MEAN if op == "mean" else tf.distribute.ReduceOp.SUM, x)
+
+    def all_gather(self, x: Any, axis: int, axis_name: str) -> Any:
+        return _replica_context().all_gather(x, axis)
+
+    def reduce_scatter(self, x: Any, op: str, axis: int, axis_name: str) -> Any:
+        context = _replica_context()
+        count = context.num_replicas_in_sync
+        check_divisible(x.shape[axis], axis, count, axis_name)
+        # tf.distribute has no reduce-scatter: each replica keeps its part of the whole.
+        parts = tf.split(self.all_reduce(x, op, axis_name), count, axis)
+        return tf.gather(tf.stack(parts), context.replica_id_in_sync_group)
+
+    def broadcast(self, x: Any, root: int, axis_name: str) -> Any:
+        context = _replica_context()
+        check_root(root, context.num_replicas_in_sync, axis_name)
+        is_root = tf.equal(context.replica_id_in_sync_group, root)
+        numbers = tf.cast(x, tf.int32) if x.dtype == tf.bool else x
+        sent = tf.where(is_root, numbers, tf.zeros_like(numbers))
+        return tf.cast(self.all_reduce(sent, "sum", axis_name), x.dtype)
 
     def serving_function(
         self,
@@ -174,6 +215,21 @@ class _Lifted:
         if shapes not in self._static:
             self._static[shapes] = self._convert(self._inputs.at_sizes(shapes))
         return self._static[shapes]
+
+
+def _replica_context() -> Any:
+    """Returns the context of the replica that is running.
+
+    Raises:
+        ShardingError: there is none, in `strategy.scope()` outside of `strategy.run`.
+    """
+    context = tf.distribute.get_replica_context()
+    if context is None:
+        raise ShardingError(
+            "A collective on Keras' TensorFlow backend is a part of what each replica runs, and was called in "
+            "`strategy.scope()` outside of it. Call it in the function that `strategy.run` is given, or in a layer."
+        )
+    return context
 
 
 def _may_be_read_inside(variables: Sequence[Any]) -> bool:
