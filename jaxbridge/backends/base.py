@@ -91,6 +91,10 @@ class Backend(abc.ABC):
         """
 
     @abc.abstractmethod
+    def axis_size(self, x: Any, axis_name: str) -> int:
+        """Returns the number of devices of an axis over which collectives of `x` run."""
+
+    @abc.abstractmethod
     def all_reduce(self, x: Any, op: str, axis_name: str) -> Any:
         """Returns the reduction ("sum", "mean", "max", "min") of a tensor over the devices of an axis."""
 

@@ -66,6 +66,11 @@ class JaxBackend(Backend):
     def trace(self, fn: Callable[..., Any], *structs: Any) -> Any:
         return jax.make_jaxpr(fn)(*structs)
 
+    def axis_size(self, x: Any, axis_name: str) -> int:
+        if collectives.is_bound(axis_name):
+            return jax.lax.axis_size(axis_name)
+        return collectives.sharding_of(x, axis_name).mesh.shape[axis_name]
+
     def all_reduce(self, x: Any, op: str, axis_name: str) -> Any:
         return _collective(lambda shard: collectives.reduce(shard, op, axis_name), x, axis_name)
 

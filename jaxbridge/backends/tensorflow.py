@@ -74,6 +74,9 @@ class TensorFlowBackend(Backend):
             "to decide. Set KERAS_BACKEND=jax; with TensorFlow use tf.distribute, where every replica holds all variables."
         )
 
+    def axis_size(self, x: Any, axis_name: str) -> int:
+        return _replica_context().num_replicas_in_sync
+
     def all_reduce(self, x: Any, op: str, axis_name: str) -> Any:
         context = _replica_context()
         if op in ("max", "min"):  # tf.distribute has sums and means only

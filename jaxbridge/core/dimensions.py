@@ -20,6 +20,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+#: What an exchange costs beside its bytes, in bytes: the time until the first one arrives (some 10 us at 10 GB/s).
+LATENCY_BYTES = 2**16
+
 #: What a parameter's dimension is to an operation that reads it.
 Role = Literal["kept", "summed", "looked up"]
 
@@ -46,7 +49,7 @@ class Exchange:
     """What devices exchange where a dimension is split.
 
     Attributes:
-        bytes: how much, per step forward and backward.
+        bytes: how much, per step forward and backward, and what it costs beside.
         cause: the operation, and what it does with the dimension.
     """
 
@@ -85,7 +88,7 @@ class Dimensions:
         #: (parameter, its dimension's number) -> what operations do with it.
         self._roles: dict[tuple[int, int], set[Role]] = collections.defaultdict(set)
         self._params: dict[int, tuple[int, ...]] = {}
-        #: Parameter -> bytes of what the operations that read it take in and give out.
+        #: Parameter -> what gathering would cost that the operations that read it take in and give out.
         self.traffic: collections.Counter[int] = collections.Counter()
         #: How often the equations that are being looked at run.
         self.times = 1
@@ -128,7 +131,7 @@ class Dimensions:
 
     def exchange(self, dim: int, nbytes: int, cause: str) -> None:
         """Notes what devices exchange if a dimension is split."""
-        self._exchanges.append((dim, Exchange(nbytes * self.times, cause)))
+        self._exchanges.append((dim, Exchange((nbytes + LATENCY_BYTES) * self.times, cause)))
 
     def block(self, dims: Iterable[int], cause: str) -> None:
         """Notes that dimensions cannot be split."""
@@ -142,7 +145,7 @@ class Dimensions:
     def read(self, value: Value, role: Role, dims: Iterable[int], nbytes: int) -> None:
         """Notes what an operation does with some dimensions of a value that is made of parameters."""
         for param in value.params:
-            self.traffic[param] += nbytes * self.times
+            self.traffic[param] += (nbytes + 2 * LATENCY_BYTES) * self.times if nbytes else 0
             for dim in dims:
                 self._roles[param, dim].add(role)
 

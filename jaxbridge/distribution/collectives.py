@@ -74,7 +74,7 @@ def all_gather(x: Any, axis: int = 0, axis_name: str = "model", *, size: int | N
     x, backend = _tensor_and_backend(x)
     axis = normalized_axis(axis, len(x.shape))
     gathered = backend.all_gather(x, axis, axis_name)
-    return gathered if size is None else without_padding(gathered, axis, size, gathered.shape[axis] // x.shape[axis])
+    return gathered if size is None else without_padding(gathered, axis, size, backend.axis_size(x, axis_name))
 
 
 def reduce_scatter(x: Any, op: str = "sum", axis: int = 0, axis_name: str = "model") -> Any:

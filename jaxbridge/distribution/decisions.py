@@ -7,6 +7,9 @@ from collections.abc import Sequence
 
 from jaxbridge.core.dimensions import DimensionClass, Dimensions
 
+#: A parameter and one of its dimensions.
+Place = tuple[int, int]
+
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
@@ -45,7 +48,7 @@ def decide(dims: Dimensions, sizes: Sequence[int], count: int, min_bytes: int) -
             break
         best = min(offers, key=lambda offer: (offer.moved / offer.saved, -offer.saved))
         for param, position in best.members:
-            decisions[param] = Decision(position, _why_split(best.of, dims, param, position))
+            decisions[param] = Decision(position, _why_split(classes, best.of, dims, count, (param, position)))
         candidates.remove(best.of)
     for param, size in enumerate(sizes):
         if param not in decisions:
@@ -81,26 +84,26 @@ def _obstacle(each: DimensionClass, count: int) -> str | None:
     if each.blocked is not None:
         return each.blocked
     odd = sorted(size for size in each.sizes if size % count)
-    if odd:
-        what = "heads" if each.is_heads else "size"
-        return f"its {what} {odd[0]} cannot be divided by {count}" if what == "size" else (
-            f"its {odd[0]} heads cannot be divided by {count}"
-        )
-    return None
+    return f"{odd[0]} {'heads ' if each.is_heads else ''}cannot be divided by {count}" if odd else None
 
 
-def _why_split(each: DimensionClass, dims: Dimensions, param: int, position: int) -> str:
-    roles = dims.roles(param, position)
+def _why_split(classes: Sequence[DimensionClass], each: DimensionClass, dims: Dimensions, count: int, place: Place) -> str:
+    roles = dims.roles(*place)
     kind = (
         "vocabulary-parallel: rows are looked up along it"
         if "looked up" in roles
-        else "row-parallel: a product sums over it"
+        else "row-parallel: it is summed over"
         if "summed" in roles
-        else "column-parallel: a product keeps it"
+        else "column-parallel: the results are split along it"
         if "kept" in roles
-        else "follows the variables that it is combined with"
+        else "follows what it is combined with"
     )
-    return f"{kind} (attention heads)" if each.is_heads else kind
+    notes = ["attention heads"] if each.is_heads else []
+    # What else a reader may have expected, and why it is not.
+    for other in classes:
+        if other.blocked is None and any(param == place[0] for param, _ in other.params):
+            notes += filter(None, [_obstacle(other, count)])
+    return f"{kind} ({', '.join(notes)})" if notes else kind
 
 
 def _why_not(
@@ -114,7 +117,7 @@ def _why_not(
 ) -> str:
     if size < min_bytes:
         return f"small: {size} bytes"
-    reasons = []
+    reasons: list[str] = []
     for each in classes:
         positions = [position for owner, position in each.params if owner == param]
         if len(positions) > 1:
