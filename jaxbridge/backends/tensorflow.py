@@ -55,7 +55,11 @@ class TensorFlowBackend(Backend):
         return tf.init_scope()
 
     def seed_words(self, seed: Any) -> Any:
-        return tf.cast(seed, tf.uint32)
+        words = tf.cast(seed, tf.uint32)
+        context = tf.distribute.get_replica_context()
+        if context is None or context.num_replicas_in_sync == 1:
+            return words
+        return tf.concat([words, [tf.cast(context.replica_id_in_sync_group, tf.uint32)]], 0)
 
     def static_flag(self, flag: Any) -> bool | None:
         value = tf.get_static_value(flag)

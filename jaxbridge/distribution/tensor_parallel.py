@@ -91,12 +91,13 @@ def without_padding(gathered: Any, axis: int, size: int, count: int) -> Any:
         ShardingError: a tensor of this `size` does not have parts of that size.
     """
     sizes = part_sizes(size, count)
-    if gathered.shape[axis] != sizes[0] * count:
+    found = gathered.shape[axis]  # not known in a graph of TensorFlow
+    if found is not None and found != sizes[0] * count:
         raise ShardingError(
             f"`size={size}` has parts of {sizes[0]} on {count} devices, and the tensors on the devices have "
-            f"{gathered.shape[axis] // count} along axis {axis}."
+            f"{found // count} along axis {axis}."
         )
-    if size == gathered.shape[axis]:
+    if size == sizes[0] * count:
         return gathered
     kept = np.concatenate([np.arange(part) + sizes[0] * index for index, part in enumerate(sizes)])
     return namespace_of(gathered).take(gathered, kept, axis=axis)

@@ -105,6 +105,7 @@ class VariableTree:
                 trainable and jnp.issubdtype(struct.dtype, jnp.inexact),
                 float_dtype if jnp.issubdtype(struct.dtype, jnp.floating) else None,
                 autocast,
+                _aggregation(struct, trainable),
             )
             for index, (path, struct) in enumerate(zip(self.paths, parts.arrays, strict=True))
         ]
@@ -136,6 +137,7 @@ def _make_variable(
     trainable: bool,
     dtype: str | None,
     autocast: bool,
+    aggregation: str,
 ) -> keras.Variable:
     *scopes, name = path.split("/")
     with contextlib.ExitStack() as stack:
@@ -148,8 +150,19 @@ def _make_variable(
             dtype=dtype or np.dtype(struct.dtype).name,
             trainable=trainable,
             autocast=autocast,
+            aggregation=aggregation,
             name=name,
         )
+
+
+def _aggregation(struct: Any, trainable: bool) -> str:
+    """Returns how the values that the replicas of a `tf.distribute` strategy assign become one: params are the optimizer's.
+
+    With "none", Keras' default, the statistics of each replica would go their own way.
+    """
+    if trainable:
+        return "none"
+    return "mean" if jnp.issubdtype(struct.dtype, jnp.inexact) else "only_first_replica"
 
 
 def _as_host_array(value: Any) -> Any:

@@ -63,8 +63,10 @@ def run(modules: Iterable[str], backend: str, devices: int, folder: Path) -> dic
 
 def main(path: str, modules: list[str]) -> None:
     results: dict[str, str | None] = {}
-    for module in modules:
-        for name, check in importlib.import_module(module).CHECKS.items():
+    for name in modules:
+        module = importlib.import_module(name)
+        getattr(module, "setup", lambda: None)()
+        for name, check in module.CHECKS.items():
             try:
                 check()
             except Exception:
