@@ -91,6 +91,20 @@ class Backend(abc.ABC):
         """
 
     @abc.abstractmethod
+    def join_processes(
+        self, address: str | None, count: int | None, index: int | None, timeout: int, heartbeat_timeout: int
+    ) -> None:
+        """Joins this process to the others; the arguments are those of `jaxbridge.distribution.initialize`."""
+
+    @abc.abstractmethod
+    def common_seed(self) -> int:
+        """Returns a new seed, the same in all processes."""
+
+    def host_value(self, x: Any) -> Any:
+        """Returns the whole of a tensor on this host. Where parts of it are in other processes, all must call it."""
+        return x
+
+    @abc.abstractmethod
     def axis_size(self, x: Any, axis_name: str) -> int:
         """Returns the number of devices of an axis over which collectives of `x` run."""
 

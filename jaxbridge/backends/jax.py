@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from jaxbridge.backends.base import Backend, Lowering, PureFunction, check_divisible, check_root
 from jaxbridge.core import collectives
@@ -65,6 +67,26 @@ class JaxBackend(Backend):
 
     def trace(self, fn: Callable[..., Any], *structs: Any) -> Any:
         return jax.make_jaxpr(fn)(*structs)
+
+    def join_processes(
+        self, address: str | None, count: int | None, index: int | None, timeout: int, heartbeat_timeout: int
+    ) -> None:
+        jax.distributed.initialize(
+            address,
+            count,
+            index,
+            initialization_timeout=timeout,
+            heartbeat_timeout_seconds=heartbeat_timeout,
+            shutdown_timeout_seconds=timeout,
+        )
+
+    def common_seed(self) -> int:
+        return int(multihost_utils.broadcast_one_to_all(np.uint32(random.randrange(1, 2**31))))
+
+    def host_value(self, x: Any) -> Any:
+        if not isinstance(x, jax.Array) or x.is_fully_addressable:
+            return x
+        return np.asarray(x) if x.is_fully_replicated else multihost_utils.process_allgather(x, tiled=True)
 
     def axis_size(self, x: Any, axis_name: str) -> int:
         if collectives.is_bound(axis_name):

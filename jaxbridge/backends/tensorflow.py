@@ -78,6 +78,17 @@ class TensorFlowBackend(Backend):
             "to decide. Set KERAS_BACKEND=jax; with TensorFlow use tf.distribute, where every replica holds all variables."
         )
 
+    def join_processes(
+        self, address: str | None, count: int | None, index: int | None, timeout: int, heartbeat_timeout: int
+    ) -> None:
+        raise UnsupportedBackendError(
+            "`initialize` joins the processes of Keras' JAX backend. With TensorFlow, `tf.distribute.MultiWorkerMirroredStrategy` "
+            "joins them itself: set TF_CONFIG in each."
+        )
+
+    def common_seed(self) -> int:
+        raise UnsupportedBackendError("Processes of Keras' TensorFlow backend are those of tf.distribute: seed each alike.")
+
     def axis_size(self, x: Any, axis_name: str) -> int:
         return _replica_context().num_replicas_in_sync
 

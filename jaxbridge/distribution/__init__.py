@@ -8,5 +8,7 @@ from jaxbridge.distribution.collectives import broadcast as broadcast
 from jaxbridge.distribution.collectives import reduce_scatter as reduce_scatter
 from jaxbridge.distribution.plan import PlannedVariable as PlannedVariable
 from jaxbridge.distribution.plan import ShardingPlan as ShardingPlan
+from jaxbridge.distribution.processes import gathered as gathered
+from jaxbridge.distribution.processes import initialize as initialize
 from jaxbridge.distribution.tensor_parallel import join_split_tensor as join_split_tensor
 from jaxbridge.distribution.tensor_parallel import split_tensor_for_parallelism as split_tensor_for_parallelism

@@ -76,7 +76,7 @@ def autoshard(
         ... )
         >>> mesh = keras.distribution.DeviceMesh((1, 1), ["data", "model"], keras.distribution.list_devices()[:1])
         >>> layout_map, report = autoshard(model, mesh)
-        >>> report.bytes == report.bytes_per_device  # one device
+        >>> report.bytes == report.device_bytes  # one device
         True
     """
     axis_name, count = _axis_of(mesh, axis_name)

@@ -14,7 +14,7 @@ class PlannedVariable:
         shape: its shape.
         spec: the mesh axis (or None) of each dimension.
         bytes: its size.
-        bytes_per_device: the size of the part that one device holds.
+        device_bytes: the size of the part that one device holds.
         reason: why.
     """
 
@@ -22,7 +22,7 @@ class PlannedVariable:
     shape: tuple[int, ...]
     spec: tuple[str | None, ...]
     bytes: int
-    bytes_per_device: int
+    device_bytes: int
     reason: str
 
     @property
@@ -51,18 +51,18 @@ class ShardingPlan:
         return sum(row.bytes for row in self.rows)
 
     @property
-    def bytes_per_device(self) -> int:
+    def device_bytes(self) -> int:
         """The bytes of the variables that each device holds."""
-        return sum(row.bytes_per_device for row in self.rows)
+        return sum(row.device_bytes for row in self.rows)
 
     def __str__(self) -> str:
-        cells = [("variable", "shape", "spec", "bytes", "per device", "reason")]
+        cells = [("variable", "shape", "spec", "bytes", "bytes per device", "reason")]
         for row in self.rows:
             spec = ", ".join("-" if name is None else name for name in row.spec)
             cells.append(
-                (row.path, str(row.shape), f"({spec})", str(row.bytes), str(row.bytes_per_device), row.reason)
+                (row.path, str(row.shape), f"({spec})", f"{row.bytes:,}", f"{row.device_bytes:,}", row.reason)
             )
-        cells.append(("all", "", "", str(self.bytes), str(self.bytes_per_device), f"{self.device_count} devices"))
+        cells.append(("in all", "", "", f"{self.bytes:,}", f"{self.device_bytes:,}", f"{self.device_count} devices"))
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
         return "\n".join(line.rstrip() for line in lines)

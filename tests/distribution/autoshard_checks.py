@@ -108,7 +108,7 @@ def sharded_training_is_unsharded_training(model):
         built = model.make()
         np.testing.assert_allclose(losses(built), expected, RTOL)
         for device in jax.devices():
-            assert_equal(bytes_on(device, built.variables), report.bytes_per_device)
+            assert_equal(bytes_on(device, built.variables), report.device_bytes)
         trained = bytes_on(jax.devices()[0], built.trainable_variables)
         assert trained < 0.5 * sum(v.value.nbytes for v in built.trainable_variables)
         moments = [v for v in built.optimizer.variables if v.shape and "moment" in v.path or "velocity" in v.path]
@@ -155,7 +155,7 @@ def uneven_sizes_are_said(row):
 @CHECKS.of()
 def what_is_small_is_replicated():
     layout_map, report = autoshard(keras_mlp(), mesh(1, 4))
-    assert len(layout_map) == 0 and report.bytes_per_device == report.bytes
+    assert len(layout_map) == 0 and report.device_bytes == report.bytes
     assert all(row.reason.startswith("small") for row in report.rows)
 
 
@@ -223,8 +223,8 @@ def a_subclassed_model_is_given_its_inputs():
 @CHECKS.of()
 def the_report_is_a_table():
     text = str(plan_of(keras_mlp).report)
-    assert re.search(r"net/up/kernel +\(16, 64\) +\(-, model\) +4096 +1024 +column-parallel", text)
-    assert text.splitlines()[-1].split()[:3] == ["all", "8512", "2176"]
+    assert re.search(r"net/up/kernel +\(16, 64\) +\(-, model\) +4,096 +1,024 +column-parallel", text)
+    assert_equal(text.splitlines()[-1].split()[:4], ["in", "all", "8,512", "2,176"])
 
 
 ERRORS = {
