@@ -167,4 +167,6 @@ def check_divisible(size: int | None, axis: int, count: int, axis_name: str) -> 
 def check_root(root: int, count: int, axis_name: str) -> None:
     """Raises a ShardingError where an axis of `count` devices has none of this index."""
     if not 0 <= root < count:
-        raise ShardingError(f"broadcast: `root` must be from 0 to {count - 1}, the devices of '{axis_name}', got {root}.")
+        raise ShardingError(
+            f"broadcast: `root` must be from 0 to {count - 1}, the devices of '{axis_name}', got {root}."
+        )

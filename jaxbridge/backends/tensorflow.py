@@ -87,7 +87,9 @@ class TensorFlowBackend(Backend):
         )
 
     def common_seed(self) -> int:
-        raise UnsupportedBackendError("Processes of Keras' TensorFlow backend are those of tf.distribute: seed each alike.")
+        raise UnsupportedBackendError(
+            "Processes of Keras' TensorFlow backend are those of tf.distribute: seed each alike."
+        )
 
     def axis_size(self, x: Any, axis_name: str) -> int:
         return _replica_context().num_replicas_in_sync

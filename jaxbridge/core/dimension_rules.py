@@ -263,7 +263,9 @@ def _broadcast(dims: Dimensions, equation: Any, args: list[Value]) -> list[Value
 def _reduce(dims: Dimensions, equation: Any, args: list[Value]) -> list[Value]:
     axes = equation.params["axes"]
     for position in axes:
-        dims.exchange(args[0].dims[position], nbytes(equation.outvars[0].aval), f"`{equation.primitive.name}` runs over it")
+        dims.exchange(
+            args[0].dims[position], nbytes(equation.outvars[0].aval), f"`{equation.primitive.name}` runs over it"
+        )
     return [_made_of(args, (dim for position, dim in enumerate(args[0].dims) if position not in axes))]
 
 

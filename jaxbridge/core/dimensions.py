@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
@@ -75,6 +76,11 @@ class DimensionClass:
     blocked: str | None = None
     is_heads: bool = False
 
+    @functools.cached_property
+    def moved(self) -> int:
+        """The bytes that splitting it makes devices exchange."""
+        return sum(exchange.bytes for exchange in self.exchanges)
+
 
 class Dimensions:
     """Collects what a program does with its dimensions."""
@@ -85,8 +91,8 @@ class Dimensions:
         self._exchanges: list[tuple[int, Exchange]] = []
         self._blocked: dict[int, str] = {}
         self._heads: set[int] = set()
-        #: (parameter, its dimension's number) -> what operations do with it.
-        self._roles: dict[tuple[int, int], set[Role]] = collections.defaultdict(set)
+        #: Parameter -> what operations do with it, each with the number of a dimension.
+        self._roles: dict[int, set[tuple[int, Role]]] = collections.defaultdict(set)
         self._params: dict[int, tuple[int, ...]] = {}
         #: Parameter -> what gathering would cost that the operations that read it take in and give out.
         self.traffic: collections.Counter[int] = collections.Counter()
@@ -144,10 +150,10 @@ class Dimensions:
 
     def read(self, value: Value, role: Role, dims: Iterable[int], nbytes: int) -> None:
         """Notes what an operation does with some dimensions of a value that is made of parameters."""
+        dims = list(dims)
         for param in value.params:
             self.traffic[param] += (nbytes + 2 * LATENCY_BYTES) * self.times if nbytes else 0
-            for dim in dims:
-                self._roles[param, dim].add(role)
+            self._roles[param].update((dim, role) for dim in dims)
 
     def returned(self, value: Value, aval: Any) -> None:
         """Notes that the program returns a value: it is gathered."""
@@ -179,12 +185,7 @@ class Dimensions:
     def roles(self, param: int, position: int) -> set[Role]:
         """Returns what operations do with a parameter's dimension."""
         root = self.find(self._params[param][position])
-        return {
-            role
-            for (owner, dim), roles in self._roles.items()
-            if owner == param and self.find(dim) == root
-            for role in roles
-        }
+        return {role for dim, role in self._roles[param] if self.find(dim) == root}
 
 
 def nbytes(aval: Any) -> int:

@@ -15,7 +15,7 @@ from jaxbridge.core.dimension_rules import follow
 from jaxbridge.core.dimensions import Dimensions
 from jaxbridge.distribution.decisions import Decision, decide
 from jaxbridge.distribution.plan import PlannedVariable, ShardingPlan
-from jaxbridge.errors import ShapeError, ShardingError
+from jaxbridge.errors import JaxBridgeError, ShapeError, ShardingError
 
 #: What stands for an unknown size while the model is looked at. Plans do not depend on it: all costs grow with it.
 NOMINAL_SIZE = 16
@@ -87,8 +87,7 @@ def autoshard(
     decisions = decide(dims, [_nbytes(variable) for variable in variables], count, min_bytes)
     decisions = _one_per_path(variables, decisions)
     rows = tuple(
-        _planned(variable, decision, axis_name, count)
-        for variable, decision in zip(variables, decisions, strict=True)
+        _planned(variable, decision, axis_name, count) for variable, decision in zip(variables, decisions, strict=True)
     )
     layout_map = keras.distribution.LayoutMap(mesh)
     for row in {row.path: row for row in rows if row.is_split}.values():
@@ -115,8 +114,10 @@ def _dimensions_of(model: Any, variables: Sequence[Any], inputs: Any) -> Dimensi
     backend = backends.current()
     try:
         jaxpr = backend.trace(call, list(map(_struct, trainable)), list(map(_struct, rest)), structs)
-    except (TypeError, ValueError) as error:
-        if inputs is not None or not isinstance(error, Exception) or "jaxbridge" in type(error).__module__:
+    except JaxBridgeError:
+        raise
+    except Exception as error:  # whatever the model raises at sizes that do not suit it
+        if inputs is not None:
             raise
         raise ShapeError(
             f"'{model.name}' could not be traced with {NOMINAL_SIZE} for unknown sizes: {error}\nGive `inputs=` of sizes that "
@@ -125,9 +126,7 @@ def _dimensions_of(model: Any, variables: Sequence[Any], inputs: Any) -> Dimensi
     dims = Dimensions()
     places = {id(variable): index for index, variable in enumerate(variables)}
     avals = jaxpr.in_avals
-    args = [
-        dims.param(places[id(variable)], aval) for variable, aval in zip([*trainable, *rest], avals, strict=False)
-    ]
+    args = [dims.param(places[id(variable)], aval) for variable, aval in zip([*trainable, *rest], avals, strict=False)]
     for aval in avals[len(args) :]:
         value = dims.fresh(aval, from_inputs=True)
         dims.block(value.dims[:1], "it is the batch")

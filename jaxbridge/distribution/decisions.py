@@ -1,14 +1,12 @@
-"""Which classes of dimensions are split."""
+"""Which dimensions of a model's parameters are split, and why."""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 
 from jaxbridge.core.dimensions import DimensionClass, Dimensions
-
-#: A parameter and one of its dimensions.
-Place = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,95 +36,85 @@ def decide(dims: Dimensions, sizes: Sequence[int], count: int, min_bytes: int) -
     """
     if count == 1:
         return [Decision(None, "there is one device")] * len(sizes)
-    classes = dims.classes()
-    decisions: dict[int, Decision] = {}
-    candidates = [each for each in classes if _obstacle(each, count) is None]
-    while True:
-        offers = [_Offer(each, dims, sizes, min_bytes, decisions) for each in candidates]
-        offers = [offer for offer in offers if offer.is_worth_it]
-        if not offers:
-            break
-        best = min(offers, key=lambda offer: (offer.moved / offer.saved, -offer.saved))
-        for param, position in best.members:
-            decisions[param] = Decision(position, _why_split(classes, best.of, dims, count, (param, position)))
-        candidates.remove(best.of)
-    for param, size in enumerate(sizes):
-        if param not in decisions:
-            decisions[param] = Decision(None, _why_not(classes, dims, sizes, count, min_bytes, param, size))
-    return [decisions[param] for param in range(len(sizes))]
+    return _Decisions(dims, sizes, count, min_bytes).all()
 
 
-class _Offer:
-    """A class as it stands after what was decided so far."""
+class _Decisions:
+    def __init__(self, dims: Dimensions, sizes: Sequence[int], count: int, min_bytes: int):
+        self._dims, self._sizes, self._count, self._min_bytes = dims, sizes, count, min_bytes
+        self._classes = dims.classes()
+        #: Parameter -> the classes of its dimensions, each with their positions.
+        self._of_param: dict[int, dict[int, list[int]]] = collections.defaultdict(dict)
+        for number, each in enumerate(self._classes):
+            for param, position in each.params:
+                self._of_param[param].setdefault(number, []).append(position)
+        self._made: dict[int, Decision] = {}
 
-    def __init__(
-        self,
-        of: DimensionClass,
-        dims: Dimensions,
-        sizes: Sequence[int],
-        min_bytes: int,
-        decided: dict[int, Decision],
-    ):
-        self.of = of
-        own = [param for param, _ in of.params]
-        # A parameter both of whose dimensions are in the class cannot be split along both.
-        self.members = [(p, position) for p, position in of.params if p not in decided and own.count(p) == 1]
-        large = [param for param, _ in self.members if sizes[param] >= min_bytes]
-        self.saved = sum(sizes[param] for param, _ in self.members)
-        self.moved = sum(exchange.bytes for exchange in of.exchanges)
-        # The plain way to split a parameter: gather what it reads and writes, forward and backward.
-        self.plain = 2 * sum(dims.traffic[param] for param in large)
-        self.is_worth_it = bool(large) and self.moved <= self.plain
+    def all(self) -> list[Decision]:
+        candidates = {n for n, each in enumerate(self._classes) if self._obstacle(each) is None}
+        while (best := self._best(candidates)) is not None:
+            candidates.remove(best)
+            for param, position in self._members(best):
+                self._made[param] = Decision(position, self._why_split(best, param, position))
+        return [self._made.get(p) or Decision(None, self._why_not(p)) for p in range(len(self._sizes))]
 
+    def _best(self, candidates: set[int]) -> int | None:
+        """Returns the class that costs least, of those that are worth it after what was decided so far."""
+        costs = {}
+        for number in candidates:
+            members = [param for param, _ in self._members(number)]
+            large = [param for param in members if self._sizes[param] >= self._min_bytes]
+            # The plain way to split a parameter: gather what it reads and writes, forward and backward.
+            plain = 2 * sum(self._dims.traffic[param] for param in large)
+            if large and self._classes[number].moved <= plain:
+                saved = sum(self._sizes[param] for param in members)
+                costs[number] = self._classes[number].moved / saved, -saved
+        return min(costs, key=costs.__getitem__, default=None)
 
-def _obstacle(each: DimensionClass, count: int) -> str | None:
-    """Returns why a class cannot be split; None where it can."""
-    if each.blocked is not None:
-        return each.blocked
-    odd = sorted(size for size in each.sizes if size % count)
-    return f"{odd[0]} {'heads ' if each.is_heads else ''}cannot be divided by {count}" if odd else None
+    def _members(self, number: int) -> list[tuple[int, int]]:
+        """Returns what the class would split: a parameter that is in it twice cannot be split along both dimensions."""
+        return [
+            (param, position)
+            for param, position in self._classes[number].params
+            if param not in self._made and len(self._of_param[param][number]) == 1
+        ]
 
+    def _obstacle(self, each: DimensionClass) -> str | None:
+        """Returns why a class cannot be split; None where it can."""
+        return each.blocked or self._uneven(each)
 
-def _why_split(classes: Sequence[DimensionClass], each: DimensionClass, dims: Dimensions, count: int, place: Place) -> str:
-    roles = dims.roles(*place)
-    kind = (
-        "vocabulary-parallel: rows are looked up along it"
-        if "looked up" in roles
-        else "row-parallel: it is summed over"
-        if "summed" in roles
-        else "column-parallel: the results are split along it"
-        if "kept" in roles
-        else "follows what it is combined with"
-    )
-    notes = ["attention heads"] if each.is_heads else []
-    # What else a reader may have expected, and why it is not.
-    for other in classes:
-        if other.blocked is None and any(param == place[0] for param, _ in other.params):
-            notes += filter(None, [_obstacle(other, count)])
-    return f"{kind} ({', '.join(notes)})" if notes else kind
+    def _uneven(self, each: DimensionClass) -> str | None:
+        odd = sorted(size for size in each.sizes if size % self._count)
+        return f"{odd[0]} {'heads ' if each.is_heads else ''}cannot be divided by {self._count}" if odd else None
 
+    def _why_split(self, number: int, param: int, position: int) -> str:
+        roles = self._dims.roles(param, position)
+        kind = (
+            "vocabulary-parallel: rows are looked up along it"
+            if "looked up" in roles
+            else "row-parallel: it is summed over"
+            if "summed" in roles
+            else "column-parallel: the results are split along it"
+            if "kept" in roles
+            else "follows what it is combined with"
+        )
+        notes = ["attention heads"] if self._classes[number].is_heads else []
+        # What else a reader may have expected, and why it is not.
+        notes += filter(None, (self._uneven(self._classes[other]) for other in self._of_param[param]))
+        return f"{kind} ({', '.join(notes)})" if notes else kind
 
-def _why_not(
-    classes: Sequence[DimensionClass],
-    dims: Dimensions,
-    sizes: Sequence[int],
-    count: int,
-    min_bytes: int,
-    param: int,
-    size: int,
-) -> str:
-    if size < min_bytes:
-        return f"small: {size} bytes"
-    reasons: list[str] = []
-    for each in classes:
-        positions = [position for owner, position in each.params if owner == param]
-        if len(positions) > 1:
-            reasons.append(f"dimensions {', '.join(map(str, positions))} are one and the same to the model")
-        elif positions:
-            obstacle = _obstacle(each, count)
-            if obstacle is None:
-                offer = _Offer(each, dims, sizes, min_bytes, {})
-                cause = max(each.exchanges, key=lambda exchange: exchange.bytes).cause if each.exchanges else "not used"
-                obstacle = f"splitting it would move {offer.moved} bytes a step, more than it is worth ({cause})"
+    def _why_not(self, param: int) -> str:
+        if self._sizes[param] < self._min_bytes:
+            return f"small: {self._sizes[param]} bytes"
+        reasons = []
+        for number, positions in self._of_param[param].items():
+            each = self._classes[number]
+            largest = max(each.exchanges, key=lambda exchange: exchange.bytes, default=None)
+            if len(positions) > 1:
+                reasons.append(f"dimensions {', '.join(map(str, positions))} are one and the same to the model")
+                continue
+            obstacle = self._obstacle(each) or (
+                f"splitting it would cost more than it is worth ({largest.cause})" if largest else "it is not used"
+            )
             reasons.append(f"dimension {positions[0]}: {obstacle}")
-    return "; ".join(reasons) or "a scalar"
+        return "; ".join(reasons) or "a scalar"

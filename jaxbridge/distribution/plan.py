@@ -59,9 +59,7 @@ class ShardingPlan:
         cells = [("variable", "shape", "spec", "bytes", "bytes per device", "reason")]
         for row in self.rows:
             spec = ", ".join("-" if name is None else name for name in row.spec)
-            cells.append(
-                (row.path, str(row.shape), f"({spec})", f"{row.bytes:,}", f"{row.device_bytes:,}", row.reason)
-            )
+            cells.append((row.path, str(row.shape), f"({spec})", f"{row.bytes:,}", f"{row.device_bytes:,}", row.reason))
         cells.append(("in all", "", "", f"{self.bytes:,}", f"{self.device_bytes:,}", f"{self.device_count} devices"))
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)

@@ -48,7 +48,9 @@ def split_tensor_for_parallelism(x: Any, index: Any, device_count: int, dim: int
     dim = normalized_axis(dim, len(x.shape), "dim")
     size = x.shape[dim]
     if size is None:
-        raise ShardingError(f"A tensor of shape {tuple(x.shape)} cannot be split along dimension {dim}, whose size is unknown.")
+        raise ShardingError(
+            f"A tensor of shape {tuple(x.shape)} cannot be split along dimension {dim}, whose size is unknown."
+        )
     if not isinstance(index, int | np.integer):
         return _padded_part(x, index, device_count, dim)
     if not 0 <= index < device_count:

@@ -111,7 +111,7 @@ def sharded_training_is_unsharded_training(model):
             assert_equal(bytes_on(device, built.variables), report.device_bytes)
         trained = bytes_on(jax.devices()[0], built.trainable_variables)
         assert trained < 0.5 * sum(v.value.nbytes for v in built.trainable_variables)
-        moments = [v for v in built.optimizer.variables if v.shape and "moment" in v.path or "velocity" in v.path]
+        moments = [v for v in built.optimizer.variables if (v.shape and "moment" in v.path) or "velocity" in v.path]
         assert_equal(bytes_on(jax.devices()[0], moments), 2 * trained)
 
 
@@ -169,7 +169,10 @@ def keys_match_their_variable_alone():
     """Keys of a LayoutMap are regular expressions too, and Keras' names may hold what they are made of."""
     names = ["up.a", "upxa", "up+"]
     make = lambda: functional(
-        lambda x: [keras.layers.Dense(8, name=f"d{n}")(keras.layers.Dense(HIDDEN, name=name)(x)) for n, name in enumerate(names)],
+        lambda x: [
+            keras.layers.Dense(8, name=f"d{n}")(keras.layers.Dense(HIDDEN, name=name)(x))
+            for n, name in enumerate(names)
+        ],
         (WIDTH,),
     )
     layout_map, report = plan_of(make)
@@ -228,7 +231,11 @@ def the_report_is_a_table():
 
 
 ERRORS = {
-    "not built": (lambda: autoshard(keras.Sequential([keras.layers.Dense(2)]), mesh(1, 4)), ShardingError, "build it first"),
+    "not built": (
+        lambda: autoshard(keras.Sequential([keras.layers.Dense(2)]), mesh(1, 4)),
+        ShardingError,
+        "build it first",
+    ),
     "an axis that the mesh has not": (
         lambda: autoshard(keras_mlp(), mesh(1, 4), axis_name="rows"),
         ShardingError,
@@ -236,7 +243,10 @@ ERRORS = {
     ),
     "a model that does not take the sizes that were assumed": (
         lambda: autoshard(
-            functional(JaxLayer(lambda params, inputs: inputs.reshape(-1, 7) @ params["w"], params={"w": np.ones((7, 3))}), (None,)),
+            functional(
+                JaxLayer(lambda params, inputs: inputs.reshape(-1, 7) @ params["w"], params={"w": np.ones((7, 3))}),
+                (None,),
+            ),
             mesh(1, 4),
         ),
         ShapeError,

@@ -182,8 +182,14 @@ VARIANTS = {
         function_mlp(
             lambda params, inputs: jax.jit(
                 lambda x: jax.lax.scan(
-                    lambda carry, w: (jnp.einsum("oh,bh->bo", w[1].astype("bfloat16"), jnp.tanh(jnp.einsum(
-                        "bi,ih->bh", carry, w[0].astype("bfloat16")))), None),
+                    lambda carry, w: (
+                        jnp.einsum(
+                            "oh,bh->bo",
+                            w[1].astype("bfloat16"),
+                            jnp.tanh(jnp.einsum("bi,ih->bh", carry, w[0].astype("bfloat16"))),
+                        ),
+                        None,
+                    ),
                     x.astype("bfloat16"),
                     (params["up"], params["down"]),
                 )[0]

@@ -118,7 +118,9 @@ def gradients_of_traced_collectives():
 
     np.testing.assert_allclose(gradient(partial(all_reduce, op="sum"), w), np.broadcast_to(w.sum(0), w.shape), 1e-5)
     np.testing.assert_allclose(gradient(partial(all_reduce, op="mean"), w), np.broadcast_to(w.mean(0), w.shape), 1e-5)
-    np.testing.assert_allclose(gradient(partial(reduce_scatter), w[:, :2]), np.broadcast_to(w[:, :2].ravel(), w.shape), 1e-5)
+    np.testing.assert_allclose(
+        gradient(partial(reduce_scatter), w[:, :2]), np.broadcast_to(w[:, :2].ravel(), w.shape), 1e-5
+    )
     expected = np.zeros_like(w)
     expected[2] = w.sum(0)
     np.testing.assert_allclose(gradient(partial(broadcast, root=2), w), expected, 1e-5, atol=1e-6)

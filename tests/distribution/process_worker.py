@@ -26,14 +26,18 @@ ROWS, EPOCHS = 16, 2
 class Net(nn.Module):
     @nn.compact
     def __call__(self, x, training: bool):
-        x = nn.BatchNorm(use_running_average=not training, name="norm")(nn.Dense(32, name="up")(x))
+        x = nn.BatchNorm(use_running_average=not training, name="norm")(nn.Dense(32, False, name="up")(x))
         x = nn.Dropout(0.25, deterministic=not training)(nn.tanh(x))
         return nn.Dense(8, name="down")(x)
 
 
 def make_model() -> keras.Model:
     keras.utils.set_random_seed(0)
-    layers = [keras.Input((8,), name="x"), jaxbridge.FlaxLayer(Net(), name="net", seed=3), keras.layers.Dense(8, name="last")]
+    layers = [
+        keras.Input((8,), name="x"),
+        jaxbridge.FlaxLayer(Net(), name="net", seed=3),
+        keras.layers.Dense(8, name="last"),
+    ]
     model = keras.Sequential(layers, name="model")
     model.compile(keras.optimizers.Adam(1e-2), "mse")
     return model

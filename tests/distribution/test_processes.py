@@ -1,7 +1,8 @@
-"""Two processes with four devices each, over gloo: training, saving, loading, exporting; one that dies; one that never comes."""
+"""Two processes with four devices each, over gloo: training, saving, loading, exporting; one dies, one never comes."""
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -19,6 +20,9 @@ from tests.distribution.process_worker import HEARTBEAT_TIMEOUT, data, fit, make
 #: Seconds after which a process is taken to hang: what it may wait for others by its own limits, and starting up on a
 #: machine that does other things too.
 BOUND = 240
+
+#: Seconds by which a busy machine may be late.
+SLACK = 40
 
 #: Sums over devices are made in another order; losses and weights after two Adam steps.
 RTOL, ATOL = 2e-4, 2e-5
@@ -116,7 +120,7 @@ def test_loaded_on_another_mesh(trained, alone, index):
 
 def test_loaded_in_one_process(trained, alone):
     keras.utils.clear_session(free_memory=False)
-    model = keras.models.load_model(trained[1] / "model.keras")
+    model = keras.models.load_model(trained[1] / "model.keras", custom_objects={"Net": process_worker.Net})
     x, _ = data()
     np.testing.assert_allclose(model.predict(x, verbose=0), alone[2].predict(x, verbose=0), RTOL, ATOL)
     moments = [v for v in model.optimizer.variables if "down_kernel" in v.path]
@@ -130,20 +134,33 @@ def test_exported_by_one_process(trained, alone):
     np.testing.assert_allclose(served["output_0"], alone[2].predict(x, verbose=0), RTOL, ATOL)
 
 
-def test_a_process_that_dies_ends_the_other(tmp_path):
-    """It is killed in the middle of training; the other ends with an error, in bounded time, and names it."""
-    survivor, killed = start("die", (0, 1), tmp_path)
-    _, printed = killed.communicate(timeout=BOUND)
-    assert killed.returncode == -9 and "in the middle" in printed
+@pytest.fixture(scope="module")
+def lost(tmp_path_factory):
+    """Side by side, since all they do is wait: two processes one of which is killed, and one that waits for another."""
+    folder = tmp_path_factory.mktemp("lost")
+    survivor, killed = start("die", (0, 1), folder)
+    (waiting,) = start("late", (0,), folder)
+    (killed_printed,) = finish([killed])
     since = time.monotonic()
-    (printed,) = finish([survivor])
-    assert survivor.returncode not in (0, None)
-    assert time.monotonic() - since < 2 * HEARTBEAT_TIMEOUT + 40
-    assert "tasks are unhealthy" in printed or "Connection closed by peer" in printed
+    survivor_printed, waiting_printed = finish([survivor, waiting])
+    return {
+        "killed": (killed.returncode, killed_printed),
+        "survivor": (survivor.returncode, survivor_printed),
+        "waiting": (waiting.returncode, waiting_printed),
+        "seconds": time.monotonic() - since,
+    }
 
 
-def test_a_process_that_never_comes_ends_the_wait(tmp_path):
-    (waiting,) = start("late", (0,), tmp_path)
-    (printed,) = finish([waiting])
-    assert waiting.returncode not in (0, None)
-    assert "DEADLINE_EXCEEDED" in printed
+@pytest.mark.slow
+def test_a_process_that_dies_ends_the_other(lost):
+    """It is killed in the middle of training; the other ends with an error that says so, in bounded time."""
+    assert lost["killed"][0] == -signal.SIGKILL and "in the middle" in lost["killed"][1]
+    code, printed = lost["survivor"]
+    assert code != 0 and "tasks are unhealthy" in printed, printed
+    assert lost["seconds"] < 2 * HEARTBEAT_TIMEOUT + SLACK
+
+
+@pytest.mark.slow
+def test_a_process_that_never_comes_ends_the_wait(lost):
+    code, printed = lost["waiting"]
+    assert code != 0 and "DEADLINE_EXCEEDED" in printed, printed

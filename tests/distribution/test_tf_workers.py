@@ -7,6 +7,8 @@ import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
+import keras
 import numpy as np
 import pytest
 
@@ -45,9 +47,6 @@ def workers(tmp_path_factory):
 
 def test_losses_are_those_of_one_process(workers):
     """The same model on one device, trained on all rows by JAX: layers give the same on both backends."""
-    import keras
-    import jax.numpy as jnp
-
     keras.utils.clear_session(free_memory=False)
     model = tf_worker.make_model()
     fixed = [v.value for v in model.non_trainable_variables]
