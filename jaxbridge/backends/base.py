@@ -68,7 +68,7 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def seed_words(self, seed: Any) -> Any:
-        """Returns a Keras seed state `[s, n]` as uint32[2]; as uint32[3], with the index of the replica, if there are several."""
+        """Returns a Keras seed state `[s, n]` as uint32[2]; where several replicas run, with their index as third word."""
 
     @abc.abstractmethod
     def static_flag(self, flag: Any) -> bool | None:

@@ -82,8 +82,8 @@ class TensorFlowBackend(Backend):
         self, address: str | None, count: int | None, index: int | None, timeout: int, heartbeat_timeout: int
     ) -> None:
         raise UnsupportedBackendError(
-            "`initialize` joins the processes of Keras' JAX backend. With TensorFlow, `tf.distribute.MultiWorkerMirroredStrategy` "
-            "joins them itself: set TF_CONFIG in each."
+            "`initialize` joins the processes of Keras' JAX backend. With TensorFlow, `MultiWorkerMirroredStrategy` of "
+            "`tf.distribute` joins them itself: set TF_CONFIG in each."
         )
 
     def common_seed(self) -> int:

@@ -157,7 +157,7 @@ def _convolution(dims: Dimensions, equation: Any, args: list[Value]) -> list[Val
     params = equation.params
     numbers = params["dimension_numbers"]
     lhs, rhs = args
-    lhs_var, rhs_var = equation.invars
+    lhs_var = equation.invars[0]
     out_aval = equation.outvars[0].aval
     out: list[int] = [dims.new(size) for size in out_aval.shape]
     if params["feature_group_count"] != 1 or params["batch_group_count"] != 1:
