@@ -67,17 +67,12 @@ def autoshard(
         ShardingError: the model is not built, or the mesh has no such axis.
         ShapeError: `inputs` are needed, or the model cannot be traced with what was assumed for unknown sizes.
 
-    Example:
-        >>> import keras
-        >>> from jaxbridge.distribution import autoshard
-        >>> model = keras.Sequential(
-        ...     [keras.Input((256,)), keras.layers.Dense(1024, "relu", name="up"), keras.layers.Dense(256, name="down")],
-        ...     name="mlp",
-        ... )
-        >>> mesh = keras.distribution.DeviceMesh((1, 1), ["data", "model"], keras.distribution.list_devices()[:1])
-        >>> layout_map, report = autoshard(model, mesh)
-        >>> report.bytes == report.device_bytes  # one device
-        True
+    Example (on the JAX backend):
+        mesh = keras.distribution.DeviceMesh((2, 4), ["data", "model"])
+        layout_map, report = autoshard(make_model(), mesh)
+        keras.utils.clear_session()  # names start anew
+        with keras.distribution.ModelParallel(layout_map=layout_map, batch_dim_name="data").scope():
+            model = make_model()
     """
     axis_name, count = _axis_of(mesh, axis_name)
     variables = list(model.variables)

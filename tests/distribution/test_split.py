@@ -55,7 +55,7 @@ def test_gathered_leaves_a_model_of_one_process_as_it_is():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     before = [variable.value for variable in model.variables]
     with gathered(model):
-        inside = [keras.ops.convert_to_numpy(variable) for variable in model.variables]
+        inside = [keras.ops.convert_to_numpy(variable.value) for variable in model.variables]
     assert all(variable.value is value for variable, value in zip(model.variables, before, strict=True))
     for value, expected in zip(inside, before, strict=True):
         np.testing.assert_array_equal(value, keras.ops.convert_to_numpy(expected))
