@@ -19,7 +19,7 @@ from tests.distribution.process_worker import HEARTBEAT_TIMEOUT, data, fit, make
 
 #: Seconds after which a process is taken to hang: what it may wait for others by its own limits, and starting up on a
 #: machine that does other things too.
-BOUND = 240
+BOUND = 480
 
 #: Seconds by which a busy machine may be late.
 SLACK = 40

@@ -17,6 +17,8 @@ from tests.distribution.checks import ROOT
 from tests.distribution.test_processes import finish, free_port
 from tests.distribution.tf_worker import ROWS, STEPS, rows
 
+pytestmark = pytest.mark.slow
+
 #: Gradients are summed over workers in another order, three times.
 RTOL = 1e-4
 
