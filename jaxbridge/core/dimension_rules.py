@@ -3,59 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from jaxbridge.core.dimensions import Dimensions, Value, nbytes, reshape_groups
-from jaxbridge.core.jaxprs import inner_jaxprs
 
 Rule = Callable[[Dimensions, Any, list[Value]], list[Value]]
-_RULES: dict[str, Rule] = {}
+#: What is done with an operation, by its name: `rule(dims, equation, args) -> results`.
+RULES: dict[str, Rule] = {}
 
 #: Operations whose result has the shape of the operand, and mixes its elements.
 _MIXING = frozenset({"fft", "cholesky", "triangular_solve", "lu", "eigh", "householder_product", "custom_linear_solve"})
 
 
-def follow(dims: Dimensions, jaxpr: Any, consts: Sequence[Any], args: Sequence[Value]) -> list[Value]:
-    """Follows the dimensions through a jaxpr.
-
-    Args:
-        dims: where what is found is collected.
-        jaxpr: an open jaxpr.
-        consts: the values of its constants, arrays or `Value`.
-        args: what is known of its arguments.
-
-    Returns:
-        What is known of its results.
-    """
-    known: dict[Any, Value] = dict(zip(jaxpr.invars, args, strict=True))
-    for var, const in zip(jaxpr.constvars, consts, strict=True):
-        known[var] = const if isinstance(const, Value) else dims.fresh(var.aval)
-
-    def read(var: Any) -> Value:
-        return known[var] if not hasattr(var, "val") else dims.fresh(var.aval)
-
-    for equation in jaxpr.eqns:
-        known.update(zip(equation.outvars, _apply(dims, equation, [read(var) for var in equation.invars]), strict=True))
-    return [read(var) for var in jaxpr.outvars]
-
-
-def _apply(dims: Dimensions, equation: Any, args: list[Value]) -> list[Value]:
-    rule = _RULES.get(equation.primitive.name)
-    if rule is not None:
-        return rule(dims, equation, args)
-    inner = list(inner_jaxprs(equation))
-    if len(inner) == 1 and len(_open(inner[0]).invars) == len(args):  # jit, remat, custom_jvp, custom_vjp
-        return follow(dims, _open(inner[0]), getattr(inner[0], "consts", ()), args)
-    if not inner and equation.primitive.name not in _MIXING and _is_elementwise(equation):
-        return _elementwise(dims, equation, args)
-    return _opaque(dims, equation, args)
-
-
-def _is_elementwise(equation: Any) -> bool:
+def is_elementwise(equation: Any) -> bool:
     """Returns whether all shapes of an operation are one, but for scalars and sizes of 1, which are repeated."""
     out = {_shape(var) for var in equation.outvars}
-    if len(out) != 1:
+    if len(out) != 1 or equation.primitive.name in _MIXING:
         return False
     (shape,) = out
     return all(
@@ -65,19 +29,15 @@ def _is_elementwise(equation: Any) -> bool:
     )
 
 
-def _open(jaxpr: Any) -> Any:
-    return getattr(jaxpr, "jaxpr", jaxpr)
-
-
-def _rule(*names: str) -> Callable[[Rule], Rule]:
+def rule(*names: str) -> Callable[[Rule], Rule]:
     def register(rule: Rule) -> Rule:
-        _RULES.update(dict.fromkeys(names, rule))
+        RULES.update(dict.fromkeys(names, rule))
         return rule
 
     return register
 
 
-def _made_of(args: Iterable[Value], dims: Iterable[int]) -> Value:
+def made_of(args: Iterable[Value], dims: Iterable[int]) -> Value:
     """Returns a value with these dimensions, computed from `args`."""
     args = list(args)
     from_inputs = any(arg.from_inputs for arg in args)
@@ -89,42 +49,39 @@ def _shape(var: Any) -> tuple[int, ...]:
     return var.aval.shape
 
 
-def _elementwise(dims: Dimensions, equation: Any, args: list[Value]) -> list[Value]:
+def elementwise(dims: Dimensions, equation: Any, args: list[Value]) -> list[Value]:
     out = equation.outvars[0].aval
     new = [dims.new(size) for size in out.shape]
     for var, arg in zip(equation.invars, args, strict=True):
         for position, dim in enumerate(arg.dims):
             if _shape(var)[position] == out.shape[position]:
                 dims.join(new[position], dim)
-    result = _made_of(args, new)
+    result = made_of(args, new)
     if result.from_inputs:
         for arg in args:
             dims.read(arg, "kept", (), nbytes(out))
     return [result] * len(equation.outvars)
 
 
-def _opaque(dims: Dimensions, equation: Any, args: list[Value]) -> list[Value]:
+def opaque(dims: Dimensions, equation: Any, args: list[Value]) -> list[Value]:
     """An operation that is not known: devices exchange what it reads and writes."""
-    results = [_made_of(args, dims.fresh(var.aval).dims) for var in equation.outvars]
+    results = [made_of(args, dims.fresh(var.aval).dims) for var in equation.outvars]
     for var, value in [*zip(equation.invars, args, strict=True), *zip(equation.outvars, results, strict=True)]:
         for dim in value.dims:
             dims.exchange(dim, 2 * nbytes(var.aval), f"`{equation.primitive.name}` needs it whole")
     return results
 
 
-def _partly(
-    dims: Dimensions, equation: Any, arg: Value, whole: Sequence[int], results: int | None = None
-) -> list[Value]:
-    """An operation that leaves dimensions as they are, but for those in `whole`, which it needs whole."""
+def _partly(dims: Dimensions, equation: Any, arg: Value, position: int) -> list[Value]:
+    """An operation that leaves dimensions as they are, but for one, which it needs whole."""
     out = equation.outvars[0].aval
     new = list(arg.dims)
-    for position in whole:
-        dims.exchange(arg.dims[position], 2 * nbytes(out), f"`{equation.primitive.name}` needs it whole")
-        new[position] = dims.new(out.shape[position])
-    return [dataclasses.replace(arg, dims=tuple(new))] * (results or len(equation.outvars))
+    dims.exchange(arg.dims[position], 2 * nbytes(out), f"`{equation.primitive.name}` needs it whole")
+    new[position] = dims.new(out.shape[position])
+    return [dataclasses.replace(arg, dims=tuple(new))] * len(equation.outvars)
 
 
-@_rule("dot_general")
+@rule("dot_general")
 def _dot_general(dims: Dimensions, equation: Any, args: list[Value]) -> list[Value]:
     lhs, rhs = args
     (lhs_summed, rhs_summed), (lhs_batch, rhs_batch) = equation.params["dimension_numbers"]
@@ -149,10 +106,10 @@ def _dot_general(dims: Dimensions, equation: Any, args: list[Value]) -> list[Val
         traffic = sizes[1 - own] + out
         dims.read(arg, "kept", kept[own], traffic)
         dims.read(arg, "summed", summed, 0)
-    return [_made_of(args, (*batch, *kept[0], *kept[1]))]
+    return [made_of(args, (*batch, *kept[0], *kept[1]))]
 
 
-@_rule("conv_general_dilated")
+@rule("conv_general_dilated")
 def _convolution(dims: Dimensions, equation: Any, args: list[Value]) -> list[Value]:
     params = equation.params
     numbers = params["dimension_numbers"]
@@ -161,23 +118,23 @@ def _convolution(dims: Dimensions, equation: Any, args: list[Value]) -> list[Val
     out_aval = equation.outvars[0].aval
     out: list[int] = [dims.new(size) for size in out_aval.shape]
     if params["feature_group_count"] != 1 or params["batch_group_count"] != 1:
-        return _opaque(dims, equation, args)
-    batch, features, *_ = numbers.lhs_spec
+        return opaque(dims, equation, args)
+    batch, features, *_slid = numbers.lhs_spec
     kernel_out, kernel_in, *window = numbers.rhs_spec
     dims.join(lhs.dims[features], rhs.dims[kernel_in])
     dims.exchange(rhs.dims[kernel_in], nbytes(out_aval), "a convolution sums over it")
     if lhs.trained:
         dims.exchange(rhs.dims[kernel_out], nbytes(lhs_var.aval), "the gradient of a convolution sums over it")
     out[numbers.out_spec[0]], out[numbers.out_spec[1]] = lhs.dims[batch], rhs.dims[kernel_out]
-    for position in (*numbers.lhs_spec[2:],):
+    for position in numbers.lhs_spec[2:]:
         dims.exchange(lhs.dims[position], 2 * nbytes(lhs_var.aval), "a convolution slides along it")
     dims.block((rhs.dims[position] for position in window), "it is the window of a convolution")
     dims.read(rhs, "kept", [rhs.dims[kernel_out]], nbytes(lhs_var.aval) + nbytes(out_aval))
     dims.read(rhs, "summed", [rhs.dims[kernel_in]], 0)
-    return [_made_of(args, out)]
+    return [made_of(args, out)]
 
 
-@_rule("gather")
+@rule("gather")
 def _gather(dims: Dimensions, equation: Any, args: list[Value]) -> list[Value]:
     operand, indices = args[:2]
     numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
@@ -199,10 +156,10 @@ def _gather(dims: Dimensions, equation: Any, args: list[Value]) -> list[Value]:
         dims.exchange(dim, nbytes(out), "a lookup takes rows of it")
     dims.read(operand, "looked up", looked_up, nbytes(out) + nbytes(equation.invars[1].aval))
     dims.read(operand, "kept", (dim for dim in operand.dims if dim in new), 0)
-    return [_made_of(args, new)]
+    return [made_of(args, new)]
 
 
-@_rule("scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max")
+@rule("scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max")
 def _scatter(dims: Dimensions, equation: Any, args: list[Value]) -> list[Value]:
     operand, _, updates = args[:3]
     numbers = equation.params["dimension_numbers"]
@@ -214,10 +171,10 @@ def _scatter(dims: Dimensions, equation: Any, args: list[Value]) -> list[Value]:
             dims.join(operand.dims[position], updates.dims[source])
     for position in numbers.scatter_dims_to_operand_dims:
         dims.exchange(operand.dims[position], 2 * nbytes(equation.invars[2].aval), "updates are scattered along it")
-    return [_made_of(args, operand.dims)]
+    return [made_of(args, operand.dims)]
 
 
-@_rule("reshape")
+@rule("reshape")
 def _reshape(dims: Dimensions, equation: Any, args: list[Value]) -> list[Value]:
     before, out = _shape(equation.invars[0]), equation.outvars[0].aval
     new = [dims.new(size) for size in out.shape]
@@ -238,18 +195,18 @@ def _reshape(dims: Dimensions, equation: Any, args: list[Value]) -> list[Value]:
     return [dataclasses.replace(args[0], dims=tuple(new))]
 
 
-@_rule("transpose")
+@rule("transpose")
 def _transpose(dims: Dimensions, equation: Any, args: list[Value]) -> list[Value]:
     return [dataclasses.replace(args[0], dims=tuple(args[0].dims[i] for i in equation.params["permutation"]))]
 
 
-@_rule("squeeze")
+@rule("squeeze")
 def _squeeze(dims: Dimensions, equation: Any, args: list[Value]) -> list[Value]:
     gone = equation.params["dimensions"]
     return [dataclasses.replace(args[0], dims=tuple(d for i, d in enumerate(args[0].dims) if i not in gone))]
 
 
-@_rule("broadcast_in_dim")
+@rule("broadcast_in_dim")
 def _broadcast(dims: Dimensions, equation: Any, args: list[Value]) -> list[Value]:
     out = equation.outvars[0].aval
     new = [dims.new(size) for size in out.shape]
@@ -259,17 +216,17 @@ def _broadcast(dims: Dimensions, equation: Any, args: list[Value]) -> list[Value
     return [dataclasses.replace(args[0], dims=tuple(new))]
 
 
-@_rule("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "argmax", "argmin")
+@rule("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "argmax", "argmin")
 def _reduce(dims: Dimensions, equation: Any, args: list[Value]) -> list[Value]:
     axes = equation.params["axes"]
     for position in axes:
         dims.exchange(
             args[0].dims[position], nbytes(equation.outvars[0].aval), f"`{equation.primitive.name}` runs over it"
         )
-    return [_made_of(args, (dim for position, dim in enumerate(args[0].dims) if position not in axes))]
+    return [made_of(args, (dim for position, dim in enumerate(args[0].dims) if position not in axes))]
 
 
-@_rule("slice", "dynamic_slice", "pad", "rev", "reduce_window_max", "reduce_window_sum", "reduce_window_min", "split")
+@rule("slice", "dynamic_slice", "pad", "rev", "reduce_window_max", "reduce_window_sum", "reduce_window_min", "split")
 def _resized(dims: Dimensions, equation: Any, args: list[Value]) -> list[Value]:
     """Operations that leave the dimensions as they are whose size stays the same."""
     before, after = _shape(equation.invars[0]), [_shape(var) for var in equation.outvars]
@@ -281,11 +238,11 @@ def _resized(dims: Dimensions, equation: Any, args: list[Value]) -> list[Value]:
         for position in whole:
             for dim in (args[0].dims[position], new[position]):
                 dims.exchange(dim, nbytes(var.aval), f"`{equation.primitive.name}` cuts it up")
-        results.append(_made_of(args, new))
+        results.append(made_of(args, new))
     return results
 
 
-@_rule("concatenate")
+@rule("concatenate")
 def _concatenate(dims: Dimensions, equation: Any, args: list[Value]) -> list[Value]:
     axis, out = equation.params["dimension"], equation.outvars[0].aval
     new = list(args[0].dims)
@@ -297,10 +254,10 @@ def _concatenate(dims: Dimensions, equation: Any, args: list[Value]) -> list[Val
             else:
                 dims.exchange(dim, 2 * nbytes(out), "it is concatenated")
     dims.exchange(new[axis], 2 * nbytes(out), "it is concatenated")
-    return [_made_of(args, new)]
+    return [made_of(args, new)]
 
 
-@_rule("dynamic_update_slice")
+@rule("dynamic_update_slice")
 def _update(dims: Dimensions, equation: Any, args: list[Value]) -> list[Value]:
     operand, update = args[:2]
     for position, (first, second) in enumerate(zip(operand.dims, update.dims, strict=True)):
@@ -308,67 +265,20 @@ def _update(dims: Dimensions, equation: Any, args: list[Value]) -> list[Value]:
             dims.join(first, second)
         else:
             dims.exchange(first, 2 * nbytes(equation.invars[1].aval), "a part of it is written")
-    return [_made_of(args, operand.dims)]
+    return [made_of(args, operand.dims)]
 
 
-@_rule("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
+@rule("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
 def _cumulative(dims: Dimensions, equation: Any, args: list[Value]) -> list[Value]:
-    return _partly(dims, equation, args[0], [equation.params["axis"]])
+    return _partly(dims, equation, args[0], equation.params["axis"])
 
 
-@_rule("top_k")
+@rule("top_k")
 def _top_k(dims: Dimensions, equation: Any, args: list[Value]) -> list[Value]:
-    return _partly(dims, equation, args[0], [len(args[0].dims) - 1])
+    return _partly(dims, equation, args[0], len(args[0].dims) - 1)
 
 
-@_rule("sort")
+@rule("sort")
 def _sort(dims: Dimensions, equation: Any, args: list[Value]) -> list[Value]:
-    joined = _elementwise(dims, equation, args)[0]
-    return _partly(dims, equation, joined, [equation.params["dimension"]])
-
-
-@_rule("scan")
-def _scan(dims: Dimensions, equation: Any, args: list[Value]) -> list[Value]:
-    params = equation.params
-    body, length = params["jaxpr"], params["length"]
-    first, second = params["num_consts"], params["num_consts"] + params["num_carry"]
-    for sliced in args[second:]:
-        dims.block(sliced.dims[:1], "a loop runs over it")
-    # After the first round what is carried depends on all that the loop reads.
-    read = _made_of(args, ())
-    carry = [dataclasses.replace(read, dims=arg.dims, params=frozenset()) for arg in args[first:second]]
-    inside = [*args[:first], *carry, *(dataclasses.replace(arg, dims=arg.dims[1:]) for arg in args[second:])]
-    dims.times *= length
-    results = follow(dims, body.jaxpr, body.consts, inside)
-    dims.times //= max(length, 1)
-    count = params["num_carry"]
-    carried = _carried(dims, args[first:second], results[:count])
-    stacked = [dataclasses.replace(value, dims=(dims.new(length), *value.dims)) for value in results[count:]]
-    return [*carried, *stacked]
-
-
-@_rule("while")
-def _while(dims: Dimensions, equation: Any, args: list[Value]) -> list[Value]:
-    params = equation.params
-    first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-    carry = args[second:]
-    condition, body = params["cond_jaxpr"], params["body_jaxpr"]
-    follow(dims, condition.jaxpr, condition.consts, [*args[:first], *carry])
-    return _carried(dims, carry, follow(dims, body.jaxpr, body.consts, [*args[first:second], *carry]))
-
-
-@_rule("cond")
-def _cond(dims: Dimensions, equation: Any, args: list[Value]) -> list[Value]:
-    branches = [follow(dims, branch.jaxpr, branch.consts, args[1:]) for branch in equation.params["branches"]]
-    results = branches[0]
-    for other in branches[1:]:
-        results = _carried(dims, results, other)
-    return results
-
-
-def _carried(dims: Dimensions, before: Sequence[Value], after: Sequence[Value]) -> list[Value]:
-    """Returns values that are one variable of the program: what one of them is, the other is."""
-    for old, new in zip(before, after, strict=True):
-        for first, second in zip(old.dims, new.dims, strict=True):
-            dims.join(first, second)
-    return [_made_of((old, new), old.dims) for old, new in zip(before, after, strict=True)]
+    joined = elementwise(dims, equation, args)[0]
+    return _partly(dims, equation, joined, equation.params["dimension"])

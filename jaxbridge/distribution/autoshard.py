@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from jaxbridge import backends
-from jaxbridge.core.dimension_rules import follow
+from jaxbridge.core.dimension_flow import follow
 from jaxbridge.core.dimensions import Dimensions
 from jaxbridge.distribution.decisions import Decision, decide
 from jaxbridge.distribution.plan import PlannedVariable, ShardingPlan
@@ -99,16 +99,27 @@ def _axis_of(mesh: keras.distribution.DeviceMesh, axis_name: str | None) -> tupl
 
 
 def _dimensions_of(model: Any, variables: Sequence[Any], inputs: Any) -> Dimensions:
-    """Traces the model and follows its dimensions; parameter i is the i-th of the variables."""
-    trainable, rest = list(model.trainable_variables), list(model.non_trainable_variables)
+    """Follows the dimensions of a model; parameter i is the i-th of the variables."""
+    given = [*model.trainable_variables, *model.non_trainable_variables]
+    places = {id(variable): index for index, variable in enumerate(variables)}
+    jaxpr = _traced(model, inputs)
+    dims, args = Dimensions(), []
+    for variable, aval in zip(given, jaxpr.in_avals, strict=False):
+        args.append(dims.param(places[id(variable)], aval))
+    for aval in jaxpr.in_avals[len(given) :]:
+        args.append(dims.fresh(aval, from_inputs=True))
+        dims.block(args[-1].dims[:1], "it is the batch")
+    for value, aval in zip(follow(dims, jaxpr.jaxpr, jaxpr.consts, args), jaxpr.out_avals, strict=True):
+        dims.returned(value, aval)
+    return dims
+
+
+def _traced(model: Any, inputs: Any) -> Any:
+    """Returns the jaxpr of a model: trainable variables, other variables, inputs -> outputs."""
+    variables = [list(map(_struct, each)) for each in (model.trainable_variables, model.non_trainable_variables)]
     structs = _input_structs(model, inputs)
-
-    def call(trainable_values: Any, other_values: Any, inputs: Any) -> Any:
-        return model.stateless_call(trainable_values, other_values, inputs)[0]
-
-    backend = backends.current()
     try:
-        jaxpr = backend.trace(call, list(map(_struct, trainable)), list(map(_struct, rest)), structs)
+        return backends.current().trace(lambda *args: model.stateless_call(*args)[0], *variables, structs)
     except JaxBridgeError:
         raise
     except Exception as error:  # whatever the model raises at sizes that do not suit it
@@ -118,17 +129,6 @@ def _dimensions_of(model: Any, variables: Sequence[Any], inputs: Any) -> Dimensi
             f"'{model.name}' could not be traced with {NOMINAL_SIZE} for unknown sizes: {error}\nGive `inputs=` of sizes that "
             "it takes."
         ) from error
-    dims = Dimensions()
-    places = {id(variable): index for index, variable in enumerate(variables)}
-    avals = jaxpr.in_avals
-    args = [dims.param(places[id(variable)], aval) for variable, aval in zip([*trainable, *rest], avals, strict=False)]
-    for aval in avals[len(args) :]:
-        value = dims.fresh(aval, from_inputs=True)
-        dims.block(value.dims[:1], "it is the batch")
-        args.append(value)
-    for value, aval in zip(follow(dims, jaxpr.jaxpr, jaxpr.consts, args), jaxpr.out_avals, strict=True):
-        dims.returned(value, aval)
-    return dims
 
 
 def _struct(variable: Any) -> jax.ShapeDtypeStruct:

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxbridge.core.dimension_rules import follow
+from jaxbridge.core.dimension_flow import follow
 from jaxbridge.core.dimensions import LATENCY_BYTES, Dimensions, reshape_groups
 
 

@@ -19,7 +19,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 #: No check takes minutes: what is longer hangs.
-TIMEOUT = 400
+TIMEOUT = 900
 
 
 class Checks(dict[str, Callable[[], None]]):
