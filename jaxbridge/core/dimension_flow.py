@@ -52,11 +52,14 @@ def _open(jaxpr: Any) -> Any:
 
 @rule("scan")
 def _scan(dims: Dimensions, equation: Any, args: list[Value]) -> list[Value]:
-    params = equation.params
-    body, length = params["jaxpr"], params["length"]
-    first, second = params["num_consts"], params["num_consts"] + params["num_carry"]
-    for sliced in args[second:]:
-        dims.block(sliced.dims[:1], "a loop runs over it")
+    body, length = equation.params["jaxpr"], equation.params["length"]
+    # How many are carried and how many are sliced has another name in every JAX; those that are sliced lose a dimension.
+    sliced = _of_lower_rank(equation.invars, body.jaxpr.invars)
+    count = len(equation.outvars) - _of_lower_rank(equation.outvars, body.jaxpr.outvars)
+    second = len(args) - sliced
+    first = second - count
+    for arg in args[second:]:
+        dims.block(arg.dims[:1], "a loop runs over it")
     # After the first round what is carried depends on all that the loop reads.
     read = made_of(args, ())
     carry = [dataclasses.replace(read, dims=arg.dims, params=frozenset()) for arg in args[first:second]]
@@ -65,10 +68,13 @@ def _scan(dims: Dimensions, equation: Any, args: list[Value]) -> list[Value]:
     dims.times = times * length
     results = follow(dims, body.jaxpr, body.consts, inside)
     dims.times = times
-    count = params["num_carry"]
     carried = _carried(dims, args[first:second], results[:count])
     stacked = [dataclasses.replace(value, dims=(dims.new(length), *value.dims)) for value in results[count:]]
     return [*carried, *stacked]
+
+
+def _of_lower_rank(outer: Sequence[Any], inner: Sequence[Any]) -> int:
+    return sum(len(a.aval.shape) > len(b.aval.shape) for a, b in zip(outer, inner, strict=True))
 
 
 @rule("while")
