@@ -36,7 +36,7 @@ class ExportError(JaxBridgeError, ValueError):
 
 
 class ShardingError(JaxBridgeError, ValueError):
-    """An array or a variable cannot be laid out on a mesh as asked for, or lies on none where it must."""
+    """A sharding cannot be laid over a mesh: an axis is missing, a size is not divisible, keys overlap, devices are few."""
 
 
 class MissingDependencyError(JaxBridgeError, ImportError):

@@ -149,6 +149,66 @@ class Backend(abc.ABC):
     def serving_platforms(self) -> tuple[str, ...]:
         """Returns the platforms that an export runs on by default: the one TensorFlow sees, plus "cpu"."""
 
+    # Distribution.
+
+    #: Whether Keras puts this backend's variables where a `keras.distribution` says.
+    distributes: bool
+
+    @abc.abstractmethod
+    def mesh(self, device_mesh: Any) -> Any:
+        """Returns a `keras.distribution.DeviceMesh` as this backend's mesh.
+
+        Raises:
+            ShardingError: its devices are not there, or cannot be made ready any more.
+        """
+
+    @abc.abstractmethod
+    def mesh_parts(self, mesh: Any) -> tuple[tuple[int, ...], tuple[str, ...], list[str]]:
+        """Returns sizes, names of the axes, and devices as Keras names them, of one of this backend's meshes."""
+
+    @abc.abstractmethod
+    def layout(self, mesh: Any, axes: tuple[Any, ...]) -> Any:
+        """Returns the layout of an array whose dimensions are split over these axes (a name, several, or None)."""
+
+    @abc.abstractmethod
+    def layout_parts(self, layout: Any) -> tuple[Any, tuple[Any, ...]]:
+        """Returns mesh and axes of one of this backend's layouts; a ShardingError if it has no named mesh."""
+
+    @abc.abstractmethod
+    def place(self, value: Any, dtype: str, layout: Any) -> Any:
+        """Returns an array (of numpy or JAX) as this backend's tensor, in a layout (None: where Keras puts tensors).
+
+        Law: an array of the host is never whole on a device where the layout splits it.
+        """
+
+    @abc.abstractmethod
+    def device_bytes(self, shape: tuple[int, ...], dtype: str, layout: Any) -> int:
+        """Returns how many bytes of an array in a layout (None: without one) each device holds."""
+
+    @abc.abstractmethod
+    def brought_to(self, mesh: Any, values: list[Any], names: Callable[[int], str]) -> list[Any]:
+        """Returns values for a call whose variables are on a mesh, moved where they could not be used as they are.
+
+        Every move is said in a warning.
+
+        Args:
+            mesh: this backend's mesh.
+            values: the values, also traced ones.
+            names: what value number n is called in a warning.
+        """
+
+    @abc.abstractmethod
+    def compiled_shardings(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, Any]:
+        """Returns the shardings of arguments and results that the compiler chose where none was said.
+
+        Args:
+            fn: a function of this backend's tensors.
+            args: pytrees of arrays, which say their shardings, or of what has only `shape` and `dtype`.
+
+        Raises:
+            UnsupportedBackendError: this backend's compiler chooses none.
+        """
+
     def shape(self, tensor: Any) -> tuple[int | None, ...]:
         """Returns the static shape of a tensor, None where a size is not known."""
         return tuple(tensor.shape)

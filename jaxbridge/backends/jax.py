@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import random
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import keras
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxbridge.backends.base import Backend, Lowering, PureFunction, check_divisible, check_root
 from jaxbridge.core import collectives
 from jaxbridge.core.jaxprs import warn_closed_over
 from jaxbridge.core.shapes import Signature
+from jaxbridge.errors import ShardingError
 
 
 class JaxBackend(Backend):
@@ -138,6 +144,53 @@ class JaxBackend(Backend):
 
         return default_platforms()
 
+    # Distribution.
+
+    distributes = True
+
+    def mesh(self, device_mesh: Any) -> Any:
+        try:
+            return device_mesh.backend_mesh
+        except ValueError as error:
+            raise ShardingError(
+                f"A mesh of {device_mesh.devices.size} devices cannot be made of those that JAX has: {error}. It has "
+                f"{', '.join(f'{device.platform}:{device.id}' for device in jax.devices())}."
+            ) from error
+
+    def mesh_parts(self, mesh: Any) -> tuple[tuple[int, ...], tuple[str, ...], list[str]]:
+        devices = [f"{device.platform}:{device.id}" for device in mesh.devices.flat]
+        return tuple(mesh.devices.shape), tuple(mesh.axis_names), devices
+
+    def layout(self, mesh: Any, axes: tuple[Any, ...]) -> Any:
+        return NamedSharding(mesh, PartitionSpec(*axes))
+
+    def layout_parts(self, layout: Any) -> tuple[Any, tuple[Any, ...]]:
+        if not isinstance(layout, NamedSharding):
+            raise ShardingError(f"{layout} has no named mesh; only a jax.sharding.NamedSharding has.")
+        return layout.mesh, tuple(layout.spec)
+
+    def place(self, value: Any, dtype: str, layout: Any) -> Any:
+        if isinstance(value, jax.Array):
+            value = keras.ops.convert_to_tensor(value, dtype=dtype)
+            is_there = layout is None or value.sharding.is_equivalent_to(layout, value.ndim)
+            return value if is_there else jax.device_put(value, layout)
+        if layout is None:
+            return keras.ops.convert_to_tensor(np.asarray(value), dtype=dtype)
+        host = np.asarray(value, dtype)
+        return jax.make_array_from_callback(host.shape, layout, lambda index: host[index])
+
+    def device_bytes(self, shape: tuple[int, ...], dtype: str, layout: Any) -> int:
+        shard = shape if layout is None else layout.shard_shape(shape)
+        return math.prod(shard) * jnp.dtype(dtype).itemsize
+
+    def brought_to(self, mesh: Any, values: list[Any], names: Callable[[int], str]) -> list[Any]:
+        return [_brought_to(mesh, value, names, number) for number, value in enumerate(values)]
+
+    def compiled_shardings(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, Any]:
+        # Arguments that are not used would be dropped, and their shardings with them.
+        compiled = jax.jit(fn, keep_unused=True).lower(*args).compile()
+        return compiled.input_shardings[0], compiled.output_shardings
+
 
 def _collective(run: Callable[[Any], Any], x: Any, axis_name: str, scattered: int | None = None) -> Any:
     """Runs a collective in the function that is being traced, or over the shards of an array where none is."""
@@ -147,3 +200,35 @@ def _collective(run: Callable[[Any], Any], x: Any, axis_name: str, scattered: in
 
 
 BACKEND = JaxBackend()
+
+
+def _brought_to(mesh: Mesh, value: Any, names: Callable[[int], str], number: int) -> Any:
+    """Returns a value as it is where a computation on the mesh can take it, else a copy on the mesh."""
+    if isinstance(value, jax.core.Tracer) or not isinstance(value, jax.Array) or not value.committed:
+        return value  # what is not committed to a device JAX puts where it is needed
+    sharding = value.sharding
+    if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
+        # The devices must be the same ones in the same order; names and sizes of the axes are free.
+        if list(sharding.mesh.devices.flat) == list(mesh.devices.flat):
+            return value
+        spec = _spec_on(mesh, sharding.spec, value.shape)
+    elif len(sharding.device_set) > 1 and sharding.device_set == set(mesh.devices.flat):
+        return value
+    else:
+        spec = PartitionSpec()
+    target = NamedSharding(mesh, spec)
+    warnings.warn(
+        f"{names(number)} is on other devices than the layer's variables and was copied: from {sharding} to {target}. "
+        "Put it there once with `jax.device_put`, or make it there, to save the copy.",
+        stacklevel=2,
+    )
+    return jax.device_put(value, target)
+
+
+def _spec_on(mesh: Mesh, spec: PartitionSpec, shape: tuple[int, ...]) -> PartitionSpec:
+    """Returns a spec of another mesh where it fits this one, else none."""
+    try:
+        NamedSharding(mesh, spec).shard_shape(shape)
+    except ValueError:  # an axis is missing, or a size is not divisible
+        return PartitionSpec()
+    return spec

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -137,8 +138,80 @@ class TensorFlowBackend(Backend):
     def shape(self, tensor: Any) -> tuple[int | None, ...]:
         return tuple(tensor.shape.as_list())
 
+    # Distribution. Keras leaves its variables where TensorFlow puts them; DTensor has meshes and layouts.
+
+    distributes = False
+
+    def mesh(self, device_mesh: Any) -> Any:
+        devices = [str(device).upper() for device in device_mesh.devices.flat]
+        _prepare_devices(devices)
+        sizes = list(zip(device_mesh.axis_names, device_mesh.shape, strict=True))
+        return tf.experimental.dtensor.create_mesh(sizes, devices=devices)
+
+    def mesh_parts(self, mesh: Any) -> tuple[tuple[int, ...], tuple[str, ...], list[str]]:
+        names = [name.rpartition("device:")[2].lower() for name in mesh.local_devices()]
+        return tuple(mesh.shape()), tuple(mesh.dim_names), names
+
+    def layout(self, mesh: Any, axes: tuple[Any, ...]) -> Any:
+        product = [axis for axis in axes if isinstance(axis, tuple)]
+        if product:
+            raise ShardingError(f"DTensor cannot split one dimension over several axes, which {product[0]!r} asks for.")
+        dtensor = tf.experimental.dtensor
+        return dtensor.Layout([dtensor.UNSHARDED if axis is None else axis for axis in axes], mesh)
+
+    def layout_parts(self, layout: Any) -> tuple[Any, tuple[Any, ...]]:
+        if not isinstance(layout, tf.experimental.dtensor.Layout):
+            raise ShardingError(f"{layout!r} is no tf.experimental.dtensor.Layout.")
+        unsharded = tf.experimental.dtensor.UNSHARDED
+        return layout.mesh, tuple(None if axis == unsharded else axis for axis in layout.sharding_specs)
+
+    def place(self, value: Any, dtype: str, layout: Any) -> Any:
+        host = value if tf.is_tensor(value) else np.asarray(value)
+        return keras.ops.convert_to_tensor(host, dtype=dtype)
+
+    def device_bytes(self, shape: tuple[int, ...], dtype: str, layout: Any) -> int:
+        return math.prod(shape) * tf.as_dtype(dtype).size
+
+    def brought_to(self, mesh: Any, values: list[Any], names: Callable[[int], str]) -> list[Any]:
+        return values
+
+    def compiled_shardings(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, Any]:
+        raise UnsupportedBackendError(
+            "TensorFlow runs a converted function on one device, so its compiler chooses no shardings. Ask for them on Keras' "
+            "JAX backend (KERAS_BACKEND=jax)."
+        )
+
 
 BACKEND = TensorFlowBackend()
+
+
+def _prepare_devices(devices: list[str]) -> None:
+    """Makes logical CPUs where there are too few, and initialises DTensor, if TensorFlow's runtime is not up yet.
+
+    Raises:
+        ShardingError: there are too few devices, and it is too late to make more.
+    """
+    kind = devices[0].partition(":")[0]
+    try:
+        if kind == "CPU":
+            machine = tf.config.list_physical_devices("CPU")[0]
+            made = tf.config.get_logical_device_configuration(machine) or []
+            if len(made) < len(devices):
+                logical = [tf.config.LogicalDeviceConfiguration()] * len(devices)
+                tf.config.set_logical_device_configuration(machine, logical)
+        tf.experimental.dtensor.initialize_accelerator_system(kind)
+    except (RuntimeError, ValueError):
+        # The runtime is up, or DTensor is initialised: what there is has to do. TensorFlow has no other way to ask.
+        pass
+    there = [device.name.rpartition("device:")[2] for device in tf.config.list_logical_devices(kind)]
+    missing = [name for name in devices if name not in there]
+    if missing:
+        raise ShardingError(
+            f"The mesh needs {len(devices)} devices and TensorFlow has {len(there)}: {', '.join(missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} missing. TensorFlow is running already, so that no logical CPUs can be "
+            "made: call `backend_mesh` before anything is computed, or `tf.config.set_logical_device_configuration` at the "
+            "start of the program."
+        )
 
 
 class _Lifted:

@@ -13,6 +13,7 @@ import numpy as np
 from jaxbridge import backends
 from jaxbridge.core import prng
 from jaxbridge.core.pure_model import CallInputs, PureModel, WithLosses
+from jaxbridge.distribution.layouts import mesh_of
 from jaxbridge.layers import weights_file
 from jaxbridge.layers.config import pack_inputs, unpack_inputs
 from jaxbridge.layers.initialization import Initialization
@@ -149,6 +150,7 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         self.seed_generator = generator
         self._bridge_variables = [*params.variables, *state.variables]
         runtime.model, runtime.params, runtime.state = start.model, params, state
+        runtime.mesh = mesh_of([*params.decisions, *state.decisions])
         runtime.output_dtype = self._output_dtype()
         runtime.declared = (seen.structure, runtime.signature(seen))
         self._set_trainable(self.trainable)
@@ -156,24 +158,20 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
 
     def _make_trees(self, start: Initialization) -> tuple[VariableTree, VariableTree]:
         """Makes the variables of params and state, which get the first values of `start`."""
-        params = VariableTree(
-            start.parts[0],
-            lambda: start.values()[0],
-            prefix=self._scopes[0],
+        # Both are checked before one variable is made.
+        path = self.path or self.name
+        params = VariableTree(start.parts[0], prefix=self._scopes[0], parent=path)
+        state = VariableTree(start.parts[1], prefix=self._scopes[1], parent=path)
+        layouts = params.layouts, state.layouts
+        params.create(
+            lambda: start.values(layouts)[0],
             trainable=True,
             float_dtype=self.variable_dtype,
             # Where nothing is cast Keras still calls `cast` at every read, which on TensorFlow takes 40 us a variable.
             autocast=self.autocast and self.compute_dtype != self.variable_dtype,
         )
         # Statistics and counters keep their own dtype under every policy.
-        state = VariableTree(
-            start.parts[1],
-            lambda: start.values()[1],
-            prefix=self._scopes[1],
-            trainable=False,
-            float_dtype=None,
-            autocast=False,
-        )
+        state.create(lambda: start.values(layouts)[1], trainable=False, float_dtype=None, autocast=False)
         return params, state
 
     def _output_dtype(self) -> str | None:
@@ -242,6 +240,8 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         runtime = self._runtime
         assert runtime.params is not None and runtime.state is not None
         seen, arrays = runtime.see(self._call_inputs(inputs, args, mask, kwargs), None)
+        if runtime.mesh is not None:
+            arrays = runtime.backend.brought_to(runtime.mesh, arrays, lambda n: f"Input {n} of layer '{self.name}'")
         values = runtime.params.values(), runtime.state.values()
         flag = self._training_flag(training)
         if isinstance(flag, bool):

@@ -65,8 +65,13 @@ class Initialization:
             self.parts = _abstract(params), _abstract(state)
         self.model = self._resolved(signature)
 
-    def values(self) -> tuple[list[Any], list[Any]]:
-        """Returns the values of params and state, each a list in the order of their leaves."""
+    def values(self, layouts: tuple[list[Any], list[Any]] | None = None) -> tuple[list[Any], list[Any]]:
+        """Returns the values of params and state, each a list in the order of their leaves.
+
+        Args:
+            layouts: shardings that initialised values are made in (so that none is ever whole on one device), or None for
+                each; given values are left where they are.
+        """
         if self._values is not None:
             return self._values
         assert self._sizes is not None
@@ -79,7 +84,9 @@ class Initialization:
         # Keras may ask while a step is being traced, and again after it: the values must not be tracers. Under jit
         # the forward pass, whose result nobody uses, is never run.
         with jax.ensure_compile_time_eval():
-            values = self._program.once(("values", sizes), lambda: jax.jit(initialize))(self._seeds)
+            sharded = layouts if layouts is not None and any(map(any, layouts)) else None
+            key = ("values", sizes, sharded and tuple(map(tuple, sharded)))
+            values = self._program.once(key, lambda: jax.jit(initialize, out_shardings=sharded))(self._seeds)
         self._values = values
         return values
 

@@ -128,6 +128,8 @@ class Runtime:
         self.output_dtype: str | None = None
         self.params: VariableTree | None = None
         self.state: VariableTree | None = None
+        #: The backend's mesh that the variables are laid out over, if they are.
+        self.mesh: Any = None
         #: The inputs that the layer was built for, and those of the call that is about to build it.
         self.declared: tuple[InputStructure, Signature] | None = None
         self.seen: SeenInputs | None = None

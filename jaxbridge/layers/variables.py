@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
+from jax.sharding import PartitionSpec
 
+from jaxbridge import backends
 from jaxbridge.core import prng
 from jaxbridge.core.canonical import canonical_key
 from jaxbridge.core.tree_paths import clean_paths, is_array, leaf_paths
+from jaxbridge.distribution._keras_private import PlacedVariable
+from jaxbridge.distribution.layouts import decide, remember
 
 
 class PartitionedTree:
@@ -72,43 +77,67 @@ def _typed(array: Any, impl: Any) -> Any:
 
 
 class VariableTree:
-    """Keras variables in the structure of a pytree.
+    """Keras variables in the structure of a pytree: their paths and layouts at once, they themselves by `create`.
 
     Args:
         parts: the pytree, of abstract arrays.
-        initial: returns the list of the initial values, when it is needed.
         prefix: the scope above the paths: "params", or "" where the top level of the pytree already says it.
-        trainable: whether floating leaves are trained. Others never are.
-        float_dtype: the dtype of floating variables; None for that of the values.
-        autocast: whether reading a variable casts it to the compute dtype.
+        parent: the path of the layer.
+        annotations: by original path, how the module wants its arrays to be sharded.
+
+    Attributes:
+        original_paths: the paths in the pytree, below the layer.
+        paths: the same, as Keras takes them.
+        decisions: per variable, how it is laid out under the distribution in effect.
+
+    Raises:
+        ShardingError: a layout does not fit its array or the mesh.
     """
 
     def __init__(
         self,
         parts: PartitionedTree,
-        initial: Callable[[], list[Any]],
         *,
         prefix: str,
-        trainable: bool,
-        float_dtype: str | None,
-        autocast: bool,
+        parent: str = "",
+        annotations: Mapping[str, PartitionSpec] = MappingProxyType({}),
     ):
         self.rebuild = parts.rebuild
         self.key = parts.key()
         self.original_paths = parts.paths(prefix)
         self.paths = clean_paths(self.original_paths)
-        self.variables = [
-            _make_variable(
+        self._structs = parts.arrays
+        self.decisions = [
+            decide(f"{parent}/{path}" if parent else path, struct.shape, annotations.get(original))
+            for path, original, struct in zip(self.paths, self.original_paths, parts.arrays, strict=True)
+        ]
+        self.layouts = [decision.layout for decision in self.decisions]
+        self.variables: list[keras.Variable] = []
+
+    def create(
+        self, initial: Callable[[], list[Any]], *, trainable: bool, float_dtype: str | None, autocast: bool
+    ) -> None:
+        """Creates the variables, in the name scope that the layer is built in.
+
+        Args:
+            initial: returns the list of the initial values, when it is needed.
+            trainable: whether floating leaves are trained. Others never are.
+            float_dtype: the dtype of floating variables; None for that of the values.
+            autocast: whether reading a variable casts it to the compute dtype.
+        """
+        for index, (path, struct, layout) in enumerate(zip(self.paths, self._structs, self.layouts, strict=True)):
+            variable = _make_variable(
                 path,
                 struct,
                 lambda index=index: initial()[index],
                 trainable and jnp.issubdtype(struct.dtype, jnp.inexact),
                 float_dtype if jnp.issubdtype(struct.dtype, jnp.floating) else None,
                 autocast,
+                layout,
                 _aggregation(struct, trainable),
             )
-            for index, (path, struct) in enumerate(zip(self.paths, parts.arrays, strict=True))
-        ]
+            remember(variable, self.decisions[index])
+            self.variables.append(variable)
 
     @property
     def tree(self) -> Any:
@@ -137,21 +166,29 @@ def _make_variable(
     trainable: bool,
     dtype: str | None,
     autocast: bool,
+    layout: Any,
     aggregation: str,
 ) -> keras.Variable:
     *scopes, name = path.split("/")
+    place = backends.current().place
+
+    def initializer(shape: Any, dtype: Any = None) -> Any:
+        return place(initial(), dtype, layout)
+
     with contextlib.ExitStack() as stack:
         for scope in scopes:
             # `Layer.add_weight` drops nested scopes; a Variable made inside them keeps its whole path.
             stack.enter_context(keras.name_scope(scope))
-        return keras.Variable(
-            lambda shape, dtype=None: keras.ops.convert_to_tensor(_as_host_array(initial()), dtype=dtype),
+        kind, options = (keras.Variable, {}) if layout is None else (PlacedVariable, {"layout": layout})
+        return kind(
+            initializer,
             shape=tuple(struct.shape),
             dtype=dtype or np.dtype(struct.dtype).name,
             trainable=trainable,
             autocast=autocast,
             aggregation=aggregation,
             name=name,
+            **options,
         )
 
 
@@ -163,8 +200,3 @@ def _aggregation(struct: Any, trainable: bool) -> str:
     if trainable:
         return "none"
     return "mean" if jnp.issubdtype(struct.dtype, jnp.inexact) else "only_first_replica"
-
-
-def _as_host_array(value: Any) -> Any:
-    """Returns a value as something that every backend converts."""
-    return value if keras.ops.is_tensor(value) else np.asarray(value)

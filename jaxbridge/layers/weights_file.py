@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from jaxbridge import backends
+from jaxbridge.distribution.native import assign_placed
 from jaxbridge.errors import StructureError
 
 #: No variable's path has this name: paths hold no dots.
@@ -59,7 +60,7 @@ def read(
                 f"'{key}' of layer '{layer_name}' has shape {tuple(variable.shape)} and the file has {values[key].shape}."
             )
     for key, variable in wanted.items():
-        variable.assign(values[key])
+        assign_placed(variable, values[key])
     if seed_state is not None and _SEED_STATE in keys:
         seed_state.assign(np.asarray(store[_SEED_STATE]))
 
