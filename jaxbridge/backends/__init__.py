@@ -8,8 +8,10 @@ import dataclasses
 import functools
 import importlib
 from collections.abc import Iterator
+from typing import Any
 
 import keras
+from jax import Array  # the name `jax` is that of the file beside this one
 
 from jaxbridge.backends.base import Backend, Lowering
 from jaxbridge.errors import UnsupportedBackendError
@@ -37,6 +39,11 @@ def current() -> Backend:
             "Set the environment variable KERAS_BACKEND before keras is imported."
         )
     return importlib.import_module(_FILES[name]).BACKEND
+
+
+def of(tensor: Any) -> Backend:
+    """Returns the backend whose tensor this is: that of JAX for its arrays, which JAX functions see on every backend."""
+    return importlib.import_module(_FILES["jax"]).BACKEND if isinstance(tensor, Array) else current()
 
 
 _lowering: contextvars.ContextVar[Lowering] = contextvars.ContextVar("lowering", default=Lowering())  # noqa: B039 (frozen)

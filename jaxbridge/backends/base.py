@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxbridge.core.shapes import Signature
+from jaxbridge.errors import ShardingError
 
 #: `fn(params, state, seeds, inputs) -> (outputs, new_state)`: lists of arrays, a pytree of seed states (or None), a list
 #: of arrays; a pytree of arrays and a list of arrays.
@@ -67,7 +68,7 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def seed_words(self, seed: Any) -> Any:
-        """Returns a Keras seed state `[s, n]` as uint32[2]."""
+        """Returns a Keras seed state `[s, n]` as uint32[2]; where several replicas run, with their index as third word."""
 
     @abc.abstractmethod
     def static_flag(self, flag: Any) -> bool | None:
@@ -76,6 +77,56 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def gradient(self, fn: Callable[[list[Any]], Any], values: list[Any]) -> list[Any]:
         """Returns the gradients of `fn(values)`, a scalar tensor, with respect to each of `values`."""
+
+    @abc.abstractmethod
+    def trace(self, fn: Callable[..., Any], *structs: Any) -> Any:
+        """Returns the closed jaxpr of a function of this backend's tensors.
+
+        Args:
+            fn: the function.
+            *structs: its arguments, pytrees of `jax.ShapeDtypeStruct`.
+
+        Raises:
+            UnsupportedBackendError: the backend's functions have none.
+        """
+
+    @abc.abstractmethod
+    def join_processes(
+        self, address: str | None, count: int | None, index: int | None, timeout: int, heartbeat_timeout: int
+    ) -> None:
+        """Joins this process to the others; the arguments are those of `jaxbridge.distribution.initialize`."""
+
+    @abc.abstractmethod
+    def common_seed(self) -> int:
+        """Returns a new seed, the same in all processes."""
+
+    def host_value(self, x: Any) -> Any:
+        """Returns the whole of a tensor on this host. Where parts of it are in other processes, all must call it."""
+        return x
+
+    @abc.abstractmethod
+    def axis_size(self, x: Any, axis_name: str) -> int:
+        """Returns the number of devices of an axis over which collectives of `x` run."""
+
+    @abc.abstractmethod
+    def all_reduce(self, x: Any, op: str, axis_name: str) -> Any:
+        """Returns the reduction ("sum", "mean", "max", "min") of a tensor over the devices of an axis."""
+
+    @abc.abstractmethod
+    def all_gather(self, x: Any, axis: int, axis_name: str) -> Any:
+        """Returns the tensors of the devices of an axis, concatenated along `axis`."""
+
+    @abc.abstractmethod
+    def reduce_scatter(self, x: Any, op: str, axis: int, axis_name: str) -> Any:
+        """Returns each device's part, along `axis`, of the reduction over the devices of an axis.
+
+        Raises:
+            ShardingError: the size of `axis` cannot be divided by the number of devices.
+        """
+
+    @abc.abstractmethod
+    def broadcast(self, x: Any, root: int, axis_name: str) -> Any:
+        """Returns the tensor of the device with index `root` of an axis."""
 
     @abc.abstractmethod
     def serving_function(
@@ -161,3 +212,21 @@ class Backend(abc.ABC):
     def shape(self, tensor: Any) -> tuple[int | None, ...]:
         """Returns the static shape of a tensor, None where a size is not known."""
         return tuple(tensor.shape)
+
+
+def check_divisible(size: int | None, axis: int, count: int, axis_name: str) -> None:
+    """Raises a ShardingError where an axis cannot be scattered over `count` devices in equal parts."""
+    if size is None or size % count:
+        raise ShardingError(
+            f"reduce_scatter: axis {axis} has size {size} on each device, which cannot be divided by the {count} devices of "
+            f"'{axis_name}'. Pad it to {-(-(size or 0) // count) * count or 'a multiple'}, or use `all_reduce` and "
+            "`split_tensor_for_parallelism`, whose parts may be uneven."
+        )
+
+
+def check_root(root: int, count: int, axis_name: str) -> None:
+    """Raises a ShardingError where an axis of `count` devices has none of this index."""
+    if not 0 <= root < count:
+        raise ShardingError(
+            f"broadcast: `root` must be from 0 to {count - 1}, the devices of '{axis_name}', got {root}."
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import random
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,9 +13,11 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxbridge.backends.base import Backend, Lowering, PureFunction
+from jaxbridge.backends.base import Backend, Lowering, PureFunction, check_divisible, check_root
+from jaxbridge.core import collectives
 from jaxbridge.core.jaxprs import warn_closed_over
 from jaxbridge.core.shapes import Signature
 from jaxbridge.errors import ShardingError
@@ -67,6 +70,54 @@ class JaxBackend(Backend):
 
     def gradient(self, fn: Callable[[list[Any]], Any], values: list[Any]) -> list[Any]:
         return jax.grad(fn)(values)
+
+    def trace(self, fn: Callable[..., Any], *structs: Any) -> Any:
+        return jax.make_jaxpr(fn)(*structs)
+
+    def join_processes(
+        self, address: str | None, count: int | None, index: int | None, timeout: int, heartbeat_timeout: int
+    ) -> None:
+        jax.distributed.initialize(
+            address,
+            count,
+            index,
+            initialization_timeout=timeout,
+            heartbeat_timeout_seconds=heartbeat_timeout,
+            shutdown_timeout_seconds=timeout,
+        )
+
+    def common_seed(self) -> int:
+        return int(multihost_utils.broadcast_one_to_all(np.uint32(random.randrange(1, 2**31))))
+
+    def host_value(self, x: Any) -> Any:
+        if not isinstance(x, jax.Array) or x.is_fully_addressable:
+            return x
+        return np.asarray(x) if x.is_fully_replicated else multihost_utils.process_allgather(x, tiled=True)
+
+    def axis_size(self, x: Any, axis_name: str) -> int:
+        if collectives.is_bound(axis_name):
+            return jax.lax.axis_size(axis_name)
+        return collectives.sharding_of(x, axis_name).mesh.shape[axis_name]
+
+    def all_reduce(self, x: Any, op: str, axis_name: str) -> Any:
+        return _collective(lambda shard: collectives.reduce(shard, op, axis_name), x, axis_name)
+
+    def all_gather(self, x: Any, axis: int, axis_name: str) -> Any:
+        return _collective(lambda shard: collectives.gather(shard, axis, axis_name), x, axis_name)
+
+    def reduce_scatter(self, x: Any, op: str, axis: int, axis_name: str) -> Any:
+        def checked(shard: Any) -> Any:
+            check_divisible(shard.shape[axis], axis, jax.lax.axis_size(axis_name), axis_name)
+            return collectives.reduce_scatter(shard, op, axis, axis_name)
+
+        return _collective(checked, x, axis_name, scattered=axis)
+
+    def broadcast(self, x: Any, root: int, axis_name: str) -> Any:
+        def checked(shard: Any) -> Any:
+            check_root(root, jax.lax.axis_size(axis_name), axis_name)
+            return collectives.broadcast(shard, root, axis_name)
+
+        return _collective(checked, x, axis_name)
 
     def serving_function(
         self,
@@ -139,6 +190,13 @@ class JaxBackend(Backend):
         # Arguments that are not used would be dropped, and their shardings with them.
         compiled = jax.jit(fn, keep_unused=True).lower(*args).compile()
         return compiled.input_shardings[0], compiled.output_shardings
+
+
+def _collective(run: Callable[[Any], Any], x: Any, axis_name: str, scattered: int | None = None) -> Any:
+    """Runs a collective in the function that is being traced, or over the shards of an array where none is."""
+    if collectives.is_bound(axis_name):
+        return run(x)
+    return collectives.over_shards(run, x, axis_name, scattered)
 
 
 BACKEND = JaxBackend()

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from jaxbridge._optional import require
-from jaxbridge.backends.base import Backend, Lowering, PureFunction
+from jaxbridge.backends.base import Backend, Lowering, PureFunction, check_divisible, check_root
 from jaxbridge.core import records
 from jaxbridge.core.jaxprs import warn_closed_over
 from jaxbridge.core.ladder import unknown_shape_error
@@ -57,7 +57,11 @@ class TensorFlowBackend(Backend):
         return tf.init_scope()
 
     def seed_words(self, seed: Any) -> Any:
-        return tf.cast(seed, tf.uint32)
+        words = tf.cast(seed, tf.uint32)
+        context = tf.distribute.get_replica_context()
+        if context is None or context.num_replicas_in_sync == 1:
+            return words
+        return tf.concat([words, [tf.cast(context.replica_id_in_sync_group, tf.uint32)]], 0)
 
     def static_flag(self, flag: Any) -> bool | None:
         value = tf.get_static_value(flag)
@@ -69,6 +73,56 @@ class TensorFlowBackend(Backend):
             tape.watch(values)
             result = fn(values)
         return tape.gradient(result, values, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+
+    def trace(self, fn: Callable[..., Any], *structs: Any) -> Any:
+        raise UnsupportedBackendError(
+            "Keras' TensorFlow backend does not split variables over devices (its layouts have no effect), so there is nothing "
+            "to decide. Set KERAS_BACKEND=jax; with TensorFlow use tf.distribute, where every replica holds all variables."
+        )
+
+    def join_processes(
+        self, address: str | None, count: int | None, index: int | None, timeout: int, heartbeat_timeout: int
+    ) -> None:
+        raise UnsupportedBackendError(
+            "`initialize` joins the processes of Keras' JAX backend. With TensorFlow, `MultiWorkerMirroredStrategy` of "
+            "`tf.distribute` joins them itself: set TF_CONFIG in each."
+        )
+
+    def common_seed(self) -> int:
+        raise UnsupportedBackendError(
+            "Processes of Keras' TensorFlow backend are those of tf.distribute: seed each alike."
+        )
+
+    def axis_size(self, x: Any, axis_name: str) -> int:
+        return _replica_context().num_replicas_in_sync
+
+    def all_reduce(self, x: Any, op: str, axis_name: str) -> Any:
+        context = _replica_context()
+        if op in ("max", "min"):  # tf.distribute has sums and means only
+            every = context.all_gather(x[tf.newaxis], 0)
+            return tf.reduce_max(every, 0) if op == "max" else tf.reduce_min(every, 0)
+        if op == "mean" and x.dtype.is_integer:
+            x = tf.cast(x, keras.config.floatx())
+        return context.all_reduce(tf.distribute.ReduceOp.MEAN if op == "mean" else tf.distribute.ReduceOp.SUM, x)
+
+    def all_gather(self, x: Any, axis: int, axis_name: str) -> Any:
+        return _replica_context().all_gather(x, axis)
+
+    def reduce_scatter(self, x: Any, op: str, axis: int, axis_name: str) -> Any:
+        context = _replica_context()
+        count = context.num_replicas_in_sync
+        check_divisible(x.shape[axis], axis, count, axis_name)
+        # tf.distribute has no reduce-scatter: each replica keeps its part of the whole.
+        parts = tf.split(self.all_reduce(x, op, axis_name), count, axis)
+        return tf.gather(tf.stack(parts), context.replica_id_in_sync_group)
+
+    def broadcast(self, x: Any, root: int, axis_name: str) -> Any:
+        context = _replica_context()
+        check_root(root, context.num_replicas_in_sync, axis_name)
+        is_root = tf.equal(context.replica_id_in_sync_group, root)
+        numbers = tf.cast(x, tf.int32) if x.dtype == tf.bool else x
+        sent = tf.where(is_root, numbers, tf.zeros_like(numbers))
+        return tf.cast(self.all_reduce(sent, "sum", axis_name), x.dtype)
 
     def serving_function(
         self,
@@ -262,6 +316,21 @@ class _Lifted:
         if shapes not in self._static:
             self._static[shapes] = self._convert(self._inputs.at_sizes(shapes))
         return self._static[shapes]
+
+
+def _replica_context() -> Any:
+    """Returns the context of the replica that is running.
+
+    Raises:
+        ShardingError: there is none, in `strategy.scope()` outside of `strategy.run`.
+    """
+    context = tf.distribute.get_replica_context()
+    if context is None:
+        raise ShardingError(
+            "A collective on Keras' TensorFlow backend is a part of what each replica runs, and was called in "
+            "`strategy.scope()` outside of it. Call it in the function that `strategy.run` is given, or in a layer."
+        )
+    return context
 
 
 def _may_be_read_inside(variables: Sequence[Any]) -> bool:

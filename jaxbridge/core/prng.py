@@ -2,7 +2,7 @@
 
 Draw number n of a layer whose seed is s is handed over as the raw Keras seed state `[s, n]`, and the key is made inside
 the JAX function: `fold_in(key(s), n)`. A stream named N folds in `crc32(N)`. Initialisation uses `n = crc32("init")`, so
-that it never touches the counter of the calls.
+that it never touches the counter of the calls. Where several replicas run the layer, each folds in its index last.
 """
 
 from __future__ import annotations
@@ -43,9 +43,15 @@ def init_seed(seed: int, index: int = 0) -> np.ndarray:
 
 
 def key_from_seed(seed: Any) -> jax.Array:
-    """Returns the typed key of a seed state `[s, n]` (shape [2], any integer dtype): `fold_in(key(s), n)`."""
+    """Returns the typed key of a seed state `[s, n]` (any integer dtype): `fold_in(key(s), n)`.
+
+    A third word, the index of a replica, is folded in after the second.
+    """
     words = jnp.asarray(seed).astype(jnp.uint32)
-    return jax.random.fold_in(jax.random.key(words[0], impl=KEY_IMPL), words[1])
+    key = jax.random.key(words[0], impl=KEY_IMPL)
+    for index in range(1, words.shape[0]):
+        key = jax.random.fold_in(key, words[index])
+    return key
 
 
 def keys_from_seeds(seeds: Any) -> Any:

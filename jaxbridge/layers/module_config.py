@@ -151,11 +151,11 @@ def _pack_name(value: Any, where: str) -> dict[str, Any]:
 
 def _unpack_name(packed: dict[str, Any]) -> Any:
     module, name, registered = packed["module"], packed["name"], packed["registered"]
-    custom = keras.saving.get_custom_objects()
-    if registered in custom:
-        return custom[registered]
-    if name in custom:
-        return custom[name]
+    for key in filter(None, (registered, name)):
+        # `keras.saving.get_custom_objects()` has not what `load_model(custom_objects=)` was given.
+        custom = keras.saving.get_registered_object(key)
+        if custom is not None:
+            return custom
     if module in _NAMESPACES:
         return getattr(importlib.import_module(module), name)
     # A file never makes Python import code that was not imported anyway, and names nothing of the standard library.

@@ -77,14 +77,15 @@ class LiftedFunctions:
         dtypes = tuple([_dtype_name(array.dtype) for array in arrays])
         lowering = backends.lowering_in_effect(self._platforms)
         # Looked up by every call outside of a trace, so before anything that takes longer than a hash.
-        key = (inputs, training, treedef, dtypes, lowering, trace_context())
+        words = tuple([seed.shape[0] for seed in jax.tree.leaves(variables[2])])  # one more among replicas
+        key = (inputs, training, treedef, dtypes, words, lowering, trace_context())
         found = self._found.get(key)
         if found is None:
             if len(self._found) >= MADE_KEPT:
                 self._found.clear()  # at once, which threads need no lock for; the program has kept them
             program, signature = source()
             found = self._found[key] = program.once(
-                ("lifted", signature, treedef, dtypes, lowering),
+                ("lifted", signature, treedef, dtypes, words, lowering),
                 lambda: self._backend.lift(program.fn, variables, signature, lowering),
             )
         return found

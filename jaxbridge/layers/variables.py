@@ -143,6 +143,7 @@ class VariableTree:
                 float_dtype if jnp.issubdtype(struct.dtype, jnp.floating) else None,
                 autocast,
                 layout,
+                _aggregation(struct, trainable),
             )
             remember(variable, self.decisions[index])
             self.variables.append(variable)
@@ -182,6 +183,7 @@ def _make_variable(
     dtype: str | None,
     autocast: bool,
     layout: Any,
+    aggregation: str,
 ) -> keras.Variable:
     *scopes, name = path.split("/")
     place = backends.current().place
@@ -200,6 +202,17 @@ def _make_variable(
             dtype=dtype or np.dtype(struct.dtype).name,
             trainable=trainable,
             autocast=autocast,
+            aggregation=aggregation,
             name=name,
             **options,
         )
+
+
+def _aggregation(struct: Any, trainable: bool) -> str:
+    """Returns how the values that the replicas of a `tf.distribute` strategy assign become one: params are the optimizer's.
+
+    With "none", Keras' default, the statistics of each replica would go their own way.
+    """
+    if trainable:
+        return "none"
+    return "mean" if jnp.issubdtype(struct.dtype, jnp.inexact) else "only_first_replica"

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from jaxbridge import backends
 from jaxbridge.distribution.native import assign_placed
 from jaxbridge.errors import StructureError
 
@@ -16,11 +17,15 @@ _SEED_STATE = "seed_generator.state"
 
 
 def write(store: Any, variables: Mapping[str, keras.Variable], seed_state: keras.Variable | None) -> None:
-    """Writes variables into a Keras weight store under flat keys: slashes would be folders, which cannot be listed."""
+    """Writes variables into a Keras weight store under flat keys: slashes would be folders, which cannot be listed.
+
+    Where several processes hold parts of a variable, all of them must call this.
+    """
+    whole = backends.current().host_value
     for path, variable in variables.items():
-        store[path.replace("/", ".")] = variable.value
+        store[path.replace("/", ".")] = whole(variable.value)
     if seed_state is not None:
-        store[_SEED_STATE] = seed_state.value
+        store[_SEED_STATE] = whole(seed_state.value)
 
 
 def read(

@@ -1,5 +1,6 @@
 """Files: what was saved comes back, the seed's state too, so that a resumed training equals an unbroken one."""
 
+import flax.linen as nn
 import jax
 import keras
 import numpy as np
@@ -191,3 +192,20 @@ def test_saving_leaves_the_layer_as_it_was(tmp_path):
     model.save(tmp_path / "model.keras")
     harness.assert_same(harness.numbers(layer.variables), before, 0, 0)
     assert np.isfinite(harness.numbers(layer(floats(2, 5)))).all()
+
+
+class Unregistered(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(2)(x)
+
+
+def test_a_module_that_is_not_imported_is_given_as_custom_object(tmp_path, monkeypatch):
+    """As that of a script which was `__main__` when it saved."""
+    monkeypatch.setattr(Unregistered, "__module__", "a_script_that_ran_once")
+    model = keras.Sequential([keras.Input((3,)), FlaxLayer(Unregistered(), name="net")])
+    model.save(tmp_path / "model.keras")
+    with pytest.raises(ValueError, match=r"custom_objects=\{'Unregistered'"):
+        keras.models.load_model(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras", custom_objects={"Unregistered": Unregistered})
+    harness.assert_same(harness.numbers(loaded.weights), harness.numbers(model.weights), 0, 0)
