@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxbridge.core import specs
@@ -80,20 +80,35 @@ class Placement:
     warns: bool = True
 
     @contextlib.contextmanager
-    def scope(self) -> Iterator[None]:
+    def scope(self, arrays: Any = ()) -> Iterator[None]:
         """Returns a context in which specs without a mesh, and logical axes, are those of this mesh.
 
         To be entered by what is traced, since a gradient is traced later than the function itself.
+
+        Args:
+            arrays: a pytree of what the function takes. Arrays that are on devices bring their mesh with them, which says more
+                than names and sizes (the kind of device), and JAX wants one mesh for all.
         """
         if not self.axes:
             yield
             return
         token = _rules.set(self.rules)
         try:
-            with jax.sharding.use_abstract_mesh(specs.abstract_mesh(dict(self.axes))):
+            with jax.sharding.use_abstract_mesh(self._mesh(arrays)):
                 yield
         finally:
             _rules.reset(token)
+
+    def _mesh(self, arrays: Any) -> AbstractMesh:
+        own = specs.abstract_mesh(dict(self.axes))
+        leaves = (leaf for leaf in jax.tree.leaves(arrays) if isinstance(leaf, jax.Array))
+        brought = (getattr(jax.typeof(leaf).sharding, "mesh", None) for leaf in leaves)
+        same = lambda mesh: mesh is not None and (mesh.axis_names, mesh.axis_sizes, mesh.axis_types) == (
+            own.axis_names,
+            own.axis_sizes,
+            own.axis_types,
+        )
+        return next(filter(same, brought), own)
 
     def variables_constrained(self, values: Sequence[Any], said: Sequence[tuple[str, P | None]]) -> list[Any]:
         """Returns values of params or state with their constraints; None stays None."""
@@ -138,7 +153,7 @@ class Placement:
                 specs.check_spec(spec, value.shape, axes, name, batch=batch, warns=self.warns)
                 if isinstance(value, jax.core.Tracer):
                     _check_partitioner()
-                    value = jax.lax.with_sharding_constraint(value, NamedSharding(specs.abstract_mesh(axes), spec))
+                    value = jax.lax.with_sharding_constraint(value, NamedSharding(jax.sharding.get_abstract_mesh(), spec))
             found.append(value)
         return found
 

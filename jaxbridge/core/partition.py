@@ -161,7 +161,7 @@ class Sharding:
             pairs, treedef = jax.tree_util.tree_flatten_with_path(params)
             paths = [path_text(path) for path, _ in pairs]
             said = specs.variable_specs(self.param_specs, paths)
-            with placement.scope():
+            with placement.scope((params, inputs)):
                 leaves = placement.variables_constrained([v for _, v in pairs], [(p, said.get(p)) for p in paths])
                 given = placement.inputs_constrained(CallInputs(inputs))
                 return placement.outputs_constrained(fn(jax.tree.unflatten(treedef, leaves), *given.args))

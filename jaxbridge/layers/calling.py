@@ -98,7 +98,7 @@ def pure_function(
         return placement.outputs_constrained(cast_floats(_checked_outputs(outputs), output_dtype))
 
     def run_in_scope(*args: Any) -> tuple[Any, list[Any]]:
-        with placement.scope():
+        with placement.scope(args):
             return run(*args)
 
     return run_in_scope if placement.axes else run
