@@ -10,6 +10,9 @@ import pytest
 
 from tests.cases import CASES
 
+#: Minutes in a process per backend; `.ci/run` runs it in one environment.
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parent.parent
 BACKENDS = ("jax", "tensorflow")
 

@@ -103,10 +103,14 @@ class Placement:
         own = specs.abstract_mesh(dict(self.axes))
         leaves = (leaf for leaf in jax.tree.leaves(arrays) if isinstance(leaf, jax.Array))
         brought = (getattr(jax.typeof(leaf).sharding, "mesh", None) for leaf in leaves)
-        same = lambda mesh: mesh is not None and (mesh.axis_names, mesh.axis_sizes, mesh.axis_types) == (
-            own.axis_names,
-            own.axis_sizes,
-            own.axis_types,
+        same = lambda mesh: (
+            mesh is not None
+            and (mesh.axis_names, mesh.axis_sizes, mesh.axis_types)
+            == (
+                own.axis_names,
+                own.axis_sizes,
+                own.axis_types,
+            )
         )
         return next(filter(same, brought), own)
 
@@ -153,7 +157,9 @@ class Placement:
                 specs.check_spec(spec, value.shape, axes, name, batch=batch, warns=self.warns)
                 if isinstance(value, jax.core.Tracer):
                     _check_partitioner()
-                    value = jax.lax.with_sharding_constraint(value, NamedSharding(jax.sharding.get_abstract_mesh(), spec))
+                    value = jax.lax.with_sharding_constraint(
+                        value, NamedSharding(jax.sharding.get_abstract_mesh(), spec)
+                    )
             found.append(value)
         return found
 

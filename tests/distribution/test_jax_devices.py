@@ -4,6 +4,9 @@ import pytest
 
 from tests.distribution import autoshard_checks, checks, collective_checks
 
+#: Minutes in a process of its own; `.ci/run` runs it in one environment.
+pytestmark = pytest.mark.slow
+
 MODULES = (collective_checks, autoshard_checks)
 CHECKS = [name for module in MODULES for name in module.CHECKS]
 

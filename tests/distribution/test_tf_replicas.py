@@ -4,6 +4,9 @@ import pytest
 
 from tests.distribution import checks, replica_checks
 
+#: Minutes in a process of its own; `.ci/run` runs it in one environment.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):

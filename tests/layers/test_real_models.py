@@ -103,7 +103,7 @@ def rows_of_8(rows):
 
 slow = pytest.mark.slow
 MODELS = {
-    "linen ViT": (lambda: FlaxLayer(ViT(), name="net"), images, ()),
+    "linen ViT": (lambda: FlaxLayer(ViT(), name="net"), images, (slow,)),
     "nnx transformer with masks": (lambda: FlaxLayer(MaskedTransformer, args=(11, 8), name="net"), tokens, ()),
     "equinox MLP with State": (lambda: ModuleLayer(StatefulMLP, name="net"), rows_of_8, ()),
     "haiku ResNet18": (

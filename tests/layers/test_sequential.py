@@ -302,6 +302,7 @@ def test_files_are_those_of_keras(tmp_path):
     assert json.loads(keras.models.clone_model(model).to_json())["class_name"] == "Sequential"
 
 
+@pytest.mark.slow
 def test_exported_and_served(tmp_path):
     model = chained(2)
     model.train_on_batch(X, X)
