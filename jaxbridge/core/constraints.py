@@ -101,18 +101,11 @@ class Placement:
 
     def _mesh(self, arrays: Any) -> AbstractMesh:
         own = specs.abstract_mesh(dict(self.axes))
-        leaves = (leaf for leaf in jax.tree.leaves(arrays) if isinstance(leaf, jax.Array))
-        brought = (getattr(jax.typeof(leaf).sharding, "mesh", None) for leaf in leaves)
-        same = lambda mesh: (
-            mesh is not None
-            and (mesh.axis_names, mesh.axis_sizes, mesh.axis_types)
-            == (
-                own.axis_names,
-                own.axis_sizes,
-                own.axis_types,
-            )
-        )
-        return next(filter(same, brought), own)
+        for leaf in jax.tree.leaves(arrays):
+            mesh = getattr(jax.typeof(leaf).sharding, "mesh", None) if isinstance(leaf, jax.Array) else None
+            if mesh is not None and _described(mesh) == _described(own):
+                return mesh
+        return own
 
     def variables_constrained(self, values: Sequence[Any], said: Sequence[tuple[str, P | None]]) -> list[Any]:
         """Returns values of params or state with their constraints; None stays None."""
@@ -175,6 +168,10 @@ class Placement:
 
 #: That of a function that nothing is said of.
 NOWHERE = Placement()
+
+
+def _described(mesh: AbstractMesh) -> tuple[Any, ...]:
+    return mesh.axis_names, mesh.axis_sizes, mesh.axis_types
 
 
 def _check_partitioner() -> None:
