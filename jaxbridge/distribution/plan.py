@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from jaxbridge.core.text_table import aligned
+
 
 @dataclasses.dataclass(frozen=True)
 class PlannedVariable:
@@ -61,6 +63,4 @@ class ShardingPlan:
             spec = ", ".join("-" if name is None else name for name in row.spec)
             cells.append((row.path, str(row.shape), f"({spec})", f"{row.bytes:,}", f"{row.device_bytes:,}", row.reason))
         cells.append(("in all", "", "", f"{self.bytes:,}", f"{self.device_bytes:,}", f"{self.device_count} devices"))
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
-        return "\n".join(line.rstrip() for line in lines)
+        return "\n".join(aligned(cells))

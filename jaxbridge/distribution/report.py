@@ -10,6 +10,7 @@ import keras
 from jax.sharding import PartitionSpec
 
 from jaxbridge import backends
+from jaxbridge.core.text_table import aligned
 from jaxbridge.distribution import _keras_private
 from jaxbridge.distribution.layouts import Decision, decide, layout_parts, remembered
 from jaxbridge.distribution.matching import matching_keys
@@ -71,9 +72,8 @@ class LayoutReport:
     def __str__(self) -> str:
         head = ("path", "shape", "dtype", "spec", "bytes per device", "decided by")
         table = [head, *[row.cells() for row in self.rows], ("in all", "", "", "", f"{self.device_bytes:,}", "")]
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = [_line(cells, widths) for cells in table]
-        lines.insert(1, "  ".join("-" * width for width in widths))
+        rule = ["-" * max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = aligned([head, rule, *table[1:]], right=[head.index("bytes per device")])
         return "\n".join([*lines, *self.problems()])
 
     def problems(self) -> list[str]:
@@ -169,9 +169,3 @@ def _slot_decision(variable: keras.Variable, followed: list[keras.Variable]) -> 
     if other is None or _keras_private.assigned_layout(variable) is None:
         return _decision(variable)
     return Decision(source="slot", key=other.path)
-
-
-def _line(cells: tuple[str, ...], widths: list[int]) -> str:
-    texts = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
-    texts[4] = cells[4].rjust(widths[4])
-    return "  ".join(texts).rstrip()

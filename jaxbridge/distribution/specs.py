@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from jax.sharding import PartitionSpec
 
+from jaxbridge.core.specs import axes_in, indivisible
 from jaxbridge.errors import ShardingError
 
 #: What a dimension is split over: nothing, one axis of the mesh, or several, the first one outermost.
@@ -27,11 +28,6 @@ def _axis(entry: object) -> Axis:
     if isinstance(entry, tuple | list) and entry:
         return entry[0] if len(entry) == 1 else tuple(entry)
     return None
-
-
-def axis_names(axis: Axis) -> tuple[str, ...]:
-    """Returns the names of the axes that one dimension is split over."""
-    return () if axis is None else (axis,) if isinstance(axis, str) else axis
 
 
 def spec_text(axes: Sequence[Axis] | None) -> str:
@@ -66,7 +62,7 @@ def check_axes(path: str, shape: Sequence[int], axes: Axes, sizes: Mapping[str, 
     what = f"'{path}' of shape {tuple(shape)} cannot be sharded as {spec_text(axes)}, which {origin} asks for"
     if len(axes) > len(shape):
         raise ShardingError(f"{what}: the spec has {len(axes)} entries and the array {len(shape)} dimensions.")
-    used = Counter(name for axis in axes for name in axis_names(axis))
+    used = Counter(name for axis in axes for name in axes_in(axis))
     missing = [name for name in used if name not in sizes]
     if missing:
         raise ShardingError(
@@ -78,10 +74,9 @@ def check_axes(path: str, shape: Sequence[int], axes: Axes, sizes: Mapping[str, 
         raise ShardingError(
             f"{what}: an axis can split one dimension only, and {', '.join(map(repr, twice))} splits two."
         )
-    for dim, axis in enumerate(axes):
-        parts = math.prod(sizes[name] for name in axis_names(axis))
-        if shape[dim] % parts:
-            raise ShardingError(
-                f"{what}: dimension {dim} of size {shape[dim]} is not divisible by {parts}, the size of {axis!r} in the mesh "
-                f"({mesh_text(sizes)}). Take a size that is, or leave this dimension whole (None)."
-            )
+    for dim, size, axis in indivisible(axes, shape, sizes):
+        parts = math.prod(sizes[name] for name in axes_in(axis))
+        raise ShardingError(
+            f"{what}: dimension {dim} of size {size} is not divisible by {parts}, the size of {axis!r} in the mesh "
+            f"({mesh_text(sizes)}). Take a size that is, or leave this dimension whole (None)."
+        )

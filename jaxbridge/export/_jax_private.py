@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax.export
@@ -18,6 +18,8 @@ from jax._src.lib import _jax
 from jax.sharding import AbstractMesh, NamedSharding
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy, stablehlo
+
+from jaxbridge.jax2tf._jax_private import serialize_module, visit_operations
 
 _MANUAL = "sdy.manual_computation"
 
@@ -52,7 +54,7 @@ def module_sharding(module: str | bytes) -> ModuleSharding:
 
     with _mlir.make_ir_context():
         parsed = ir.Module.parse(_text(module))
-        _walk(parsed, visit)
+        visit_operations(parsed, visit)
         attributes = parsed.operation.attributes
         count = ir.IntegerAttr(attributes["mhlo.num_partitions"]).value if "mhlo.num_partitions" in attributes else 1
     return ModuleSharding(tuple(meshes), tuple(constraints), _MANUAL in names, count)
@@ -92,13 +94,13 @@ def _rewritten(module: str, axes: Mapping[str, int]) -> bytes:
 
     with _mlir.make_ir_context():
         parsed = ir.Module.parse(module)
-        _walk(parsed, visit)
+        visit_operations(parsed, visit)
         attributes = parsed.operation.attributes
         if "mhlo.num_partitions" in attributes and ir.IntegerAttr(attributes["mhlo.num_partitions"]).value > 1:
             total = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), math.prod(axes.values()))
             attributes["mhlo.num_partitions"] = total
         text = str(parsed)
-    return _jax.mlir.serialize_portable_artifact(text, stablehlo.get_current_version(), True)
+    return serialize_module(text, stablehlo.get_current_version())
 
 
 def _axes(operation: Any) -> dict[str, int]:
@@ -111,15 +113,3 @@ def _text(module: str | bytes) -> str:
         return module
     text = _jax.mlir.deserialize_portable_artifact(bytes(module))
     return text if isinstance(text, str) else _mlir.module_to_string(text)
-
-
-def _walk(module: Any, visit: Callable[[Any], None]) -> None:
-    found: list[Any] = []
-
-    def note(operation: Any) -> Any:
-        found.append(operation)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(note)
-    for operation in found:
-        visit(operation)

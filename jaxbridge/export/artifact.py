@@ -21,6 +21,7 @@ from jaxbridge.errors import ExportError
 from jaxbridge.export.endpoint import Endpoint, parts_of
 from jaxbridge.layers.alone import layer_function
 from jaxbridge.layers.base import BridgeLayer
+from jaxbridge.layers.runtime import variable_struct
 
 #: Below `assets.extra` of a SavedModel, which servers leave to their users.
 _FOLDER = Path("assets.extra", "jaxbridge")
@@ -80,7 +81,7 @@ def make(function: JaxFunction, endpoint: Endpoint, platforms: Sequence[str]) ->
         after = {paths[number]: value for number, value in changed.items()}
         return outputs, {path: after.get(path, value) for path, value in state.items()}
 
-    structs = {path: _struct(variable) for path, variable in zip(paths, function.variables, strict=True)}
+    structs = {path: variable_struct(variable) for path, variable in zip(paths, function.variables, strict=True)}
     params = {p: s for (p, s), v in zip(structs.items(), function.variables, strict=True) if id(v) in trained}
     state = {path: struct for path, struct in structs.items() if path not in params}
     with gathering() as found:
@@ -168,7 +169,3 @@ def values(artifact: Artifact, directory: Path) -> tuple[dict[str, np.ndarray], 
     value = lambda number: reader.get_tensor(f"model_variables/{number}/.ATTRIBUTES/VARIABLE_VALUE")
     read_all = lambda numbers: {path: value(number) for path, number in numbers.items()}
     return read_all(artifact.params), read_all(artifact.state)
-
-
-def _struct(variable: keras.Variable) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(tuple(variable.shape), np.dtype(jax.dtypes.canonicalize_dtype(variable.dtype)))

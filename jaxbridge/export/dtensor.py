@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from jaxbridge._optional import require
 from jaxbridge.core import specs
 from jaxbridge.errors import ShardingError
-from jaxbridge.export.sharding import read_sharding
+from jaxbridge.export.sharding import check_same_axes, read_sharding
 
 
 def dtensor_variables(path: str | os.PathLike[str], mesh: Any) -> dict[str, Any]:
@@ -40,11 +40,7 @@ def dtensor_variables(path: str | os.PathLike[str], mesh: Any) -> dict[str, Any]
 
     sharding = read_sharding(path)
     axes = {name: mesh.dim_size(name) for name in mesh.dim_names}
-    if set(axes) != set(sharding.mesh or {}):
-        raise ShardingError(
-            f"The mesh has the axes {', '.join(map(repr, axes))}, and the SavedModel was made for "
-            f"{', '.join(map(repr, sharding.mesh or {}))}. Give a mesh with these names; the sizes may differ."
-        )
+    check_same_axes(axes, sharding)
     values = _tf_private.variables(Path(path))
     layouts = {
         name: _layout(tf, sharding.params.get(name, P()), value.shape, axes, mesh, name)

@@ -21,7 +21,7 @@ from jaxbridge.core.partition import Sharding
 from jaxbridge.errors import ExportError, ShardingError
 from jaxbridge.export import artifact as artifacts
 from jaxbridge.export.artifact import Artifact
-from jaxbridge.export.sharding import as_sharding, read_records
+from jaxbridge.export.sharding import as_sharding, check_same_axes, read_records
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -146,13 +146,8 @@ def _chosen(found: Sequence[Artifact], directory: Path, layer: str | None) -> Ar
 
 def _mesh(mesh: Any, sharding: Sharding) -> Mesh:
     """Returns the mesh to run on, its axes of the type Auto (`jax.make_mesh` makes others)."""
-    recorded = sharding.mesh or {}
-    axes = recorded if mesh is None else specs.axes_of(mesh)
-    if set(axes) != set(recorded):
-        raise ShardingError(
-            f"The mesh has the axes {', '.join(map(repr, axes))}, and the SavedModel was made for "
-            f"{', '.join(map(repr, recorded))}. Give a mesh with these names; the sizes may differ."
-        )
+    axes = (sharding.mesh or {}) if mesh is None else specs.axes_of(mesh)
+    check_same_axes(axes, sharding)
     return Mesh(mesh.devices, mesh.axis_names) if isinstance(mesh, Mesh) else specs.device_mesh(axes)
 
 

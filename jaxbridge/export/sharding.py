@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from jaxbridge._optional import require
@@ -55,6 +55,15 @@ def read_records(path: str | os.PathLike[str]) -> list[Record]:
         raise ShardingError(f"{directory} is no SavedModel: it has no file saved_model.pb.")
     texts = [node.attr[RECORD_ATTRIBUTE].s for node in _tf_private.nodes(directory, "XlaCallModule")]
     return list(dict.fromkeys(r for text in texts if text for r in records.from_json(text.decode())))
+
+
+def check_same_axes(axes: Iterable[str], sharding: Sharding) -> None:
+    """Raises a ShardingError if a mesh has other axes than the one that a SavedModel was made for."""
+    if set(axes) != set(sharding.mesh or {}):
+        raise ShardingError(
+            f"The mesh has the axes {', '.join(map(repr, axes))}, and the SavedModel was made for "
+            f"{', '.join(map(repr, sharding.mesh or {}))}. Give a mesh with these names; the sizes may differ."
+        )
 
 
 def as_sharding(found: Sequence[Record]) -> Sharding:

@@ -55,23 +55,24 @@ def portable_module(mlir_text: str, *, shardings: bool = True, accuracies: bool 
         module = ir.Module.parse(mlir_text)
         passmanager.PassManager.parse(_PASSES).run(module.operation)
         if not shardings:
-            _rewrite(module, _without_sharding)
+            visit_operations(module, _without_sharding)
         if not accuracies:
-            _rewrite(module, _without_accuracy)
+            visit_operations(module, _without_accuracy)
         lines = module.operation.get_asm(enable_debug_info=locations).splitlines()
     return "\n".join(line for line in lines if not line.lstrip().startswith(_SHAPE_ASSERTION))
 
 
-def _rewrite(module: ir.Module, change: Callable[[Any], None]) -> None:
+def visit_operations(module: ir.Module, visit: Callable[[Any], None]) -> None:
+    """Calls `visit` with every operation of a module; it may change or erase it, since the walk is over by then."""
     found: list[Any] = []
 
-    def visit(operation: Any) -> Any:
+    def note(operation: Any) -> Any:
         found.append(operation)
         return ir.WalkResult.ADVANCE
 
-    module.operation.walk(visit)
+    module.operation.walk(note)
     for operation in found:
-        change(operation)
+        visit(operation)
 
 
 def _without_sharding(operation: Any) -> None:
@@ -111,7 +112,7 @@ def operations_with(mlir_text: str, attribute: str) -> list[tuple[str, str]]:
             if attribute in operation.attributes:
                 found.append((operation.name, location_line(str(operation.location))))
 
-        _rewrite(module, visit)
+        visit_operations(module, visit)
     return found
 
 

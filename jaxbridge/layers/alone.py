@@ -12,6 +12,7 @@ from jaxbridge.core.records import recorded
 from jaxbridge.core.shapes import Signature
 from jaxbridge.errors import StructureError
 from jaxbridge.layers.base import BridgeLayer
+from jaxbridge.layers.calling import cast_floats
 from jaxbridge.layers.runtime import draws, without_losses
 
 #: `fn(variables, inputs) -> (outputs, changed)`: lists of arrays; a dict of the variables that change, by number.
@@ -35,10 +36,7 @@ def layer_function(layer: BridgeLayer, training: bool) -> tuple[LayerFunction, l
     cast = layer.compute_dtype if layer.autocast else None
 
     def fn(values: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, dict[int, Any]]:
-        read = [
-            value.astype(cast) if cast and jnp.issubdtype(value.dtype, jnp.floating) else value
-            for value in values[:first_state]
-        ]
+        read = cast_floats(list(values[:first_state]), cast)
         seed = values[first_seed].astype(jnp.uint32) if draws(runtime.model, training) else None
         with recorded(layer.sharding_record):
             outputs, after = run(read, list(values[first_state:first_seed]), seed, list(inputs))

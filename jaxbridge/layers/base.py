@@ -283,12 +283,11 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
             arrays = runtime.backend.brought_to(runtime.mesh, arrays, lambda n: f"Input {n} of layer '{self.name}'")
         values = runtime.params.values(), runtime.state.values()
         flag = self._training_flag(training)
-        if isinstance(flag, bool):
-            seeds = self._seeds(flag)
-            with recorded(self.sharding_record):
+        with recorded(self.sharding_record):
+            if isinstance(flag, bool):
+                seeds = self._seeds(flag)
                 outputs, new_state = runtime.lifted(seen, flag, (*values, seeds))(*values, seeds, arrays)
-        else:
-            with recorded(self.sharding_record):
+            else:
                 outputs, new_state = self._call_either_way(flag, seen, values, arrays)
         if isinstance(outputs, WithLosses):
             self._add_losses(outputs.losses)

@@ -244,7 +244,7 @@ class Runtime:
     def variable_structs(self) -> tuple[list[Any], list[Any]]:
         """Returns shape and dtype of each variable of a built layer's params and state."""
         assert self.params is not None and self.state is not None
-        return [_variable_struct(v) for v in self.params.variables], [_variable_struct(v) for v in self.state.variables]
+        return [variable_struct(v) for v in self.params.variables], [variable_struct(v) for v in self.state.variables]
 
     def output_specs(self, inputs: SeenInputs, training: bool, start: Any, compute_dtype: str | None) -> Any:
         """Returns the outputs as a pytree of `ArraySpec`, without running anything; the layer need not be built.
@@ -305,7 +305,8 @@ def _dtype_of_input(dtype: Any, float_dtype: str | None, x64: bool) -> str:
     return np.dtype(jax.dtypes.canonicalize_dtype(name)).name
 
 
-def _variable_struct(variable: keras.Variable) -> jax.ShapeDtypeStruct:
+def variable_struct(variable: keras.Variable) -> jax.ShapeDtypeStruct:
+    """Returns shape and dtype of a variable as JAX has them."""
     return jax.ShapeDtypeStruct(tuple(variable.shape), np.dtype(jax.dtypes.canonicalize_dtype(variable.dtype)))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import keras
 from keras.src.backend.common import global_state
 
 _UNINITIALIZED = "uninitialized_variables"
@@ -27,8 +26,3 @@ def forget_uninitialized_variables(waiting: list[Any], instead: Callable[..., An
         if id(variable) not in kept:
             variable._initializer = instead
     global_state.set_global_attribute(_UNINITIALIZED, list(waiting))
-
-
-def layout_map(distribution: keras.distribution.ModelParallel) -> keras.distribution.LayoutMap:
-    """Returns the layout map of a distribution, for a process that has to make it anew."""
-    return distribution._layout_map

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
 import keras
-import numpy as np
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxbridge.core import specs
+from jaxbridge.distribution._keras_private import layout_map_of
 from jaxbridge.errors import LoweringError
-from jaxbridge.stages import _keras_private
 
 #: The axes of a mesh: pairs of a name and a size.
 Axes = tuple[tuple[str, int], ...]
@@ -43,14 +44,14 @@ def _from_keras(layout: Any) -> NamedSharding | None:
 
 
 def _mesh(axes: Axes) -> Mesh:
-    names, sizes = zip(*axes, strict=True)
-    count, devices = int(np.prod(sizes)), jax.devices()
+    sizes, devices = [size for _, size in axes], jax.devices()
+    count = math.prod(sizes)
     if len(devices) < count:
         raise LoweringError(
             f"A mesh of {' x '.join(map(str, sizes))} needs {count} devices and JAX sees {len(devices)}. To compile for one "
             f"on a machine without, start Python with XLA_FLAGS=--xla_force_host_platform_device_count={count}."
         )
-    return Mesh(np.array(devices[:count]).reshape(sizes), names, axis_types=(AxisType.Auto,) * len(names))
+    return specs.device_mesh(dict(axes), devices)
 
 
 # For another process: meshes and shardings hold devices, which stay where they are.
@@ -85,9 +86,7 @@ class Placement:
         """Returns the sharding on a mesh without devices."""
         if not self.axes:
             return jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        names, sizes = zip(*self.axes, strict=True)
-        mesh = AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
-        return NamedSharding(mesh, PartitionSpec(*self.spec))
+        return NamedSharding(specs.abstract_mesh(dict(self.axes)), PartitionSpec(*self.spec))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,11 +111,9 @@ class DistributionRecord:
             return None
         mesh = distribution.device_mesh
         axes = tuple(zip(mesh.axis_names, mesh.shape, strict=True))
-        layouts = None
-        if isinstance(distribution, keras.distribution.ModelParallel):
-            layouts = {
-                pattern: tuple(layout.axes) for pattern, layout in _keras_private.layout_map(distribution).items()
-            }
+        layouts, layout_map = None, layout_map_of(distribution)
+        if layout_map is not None:
+            layouts = {pattern: tuple(layout.axes) for pattern, layout in layout_map.items()}
         elif not isinstance(distribution, keras.distribution.DataParallel):
             raise LoweringError(
                 f"A distribution of type {type(distribution).__name__} cannot be made anew in another process."
@@ -126,7 +123,7 @@ class DistributionRecord:
     @property
     def devices(self) -> int:
         """How many devices the mesh has."""
-        return int(np.prod([size for _, size in self.axes]))
+        return math.prod(size for _, size in self.axes)
 
     def enter(self) -> None:
         """Makes the distribution this process' own."""

@@ -16,8 +16,8 @@ import numpy as np
 from jaxbridge.core.pure_model import WithLosses
 from jaxbridge.core.tree_paths import leaf_paths
 from jaxbridge.layers.base import BridgeLayer
-from jaxbridge.layers.calling import pure_function
-from jaxbridge.layers.runtime import draws
+from jaxbridge.layers.calling import cast_floats, pure_function
+from jaxbridge.layers.runtime import draws, variable_struct
 from jaxbridge.stages.abstract import AbstractInputs, abstract_variables
 from jaxbridge.stages.placement import input_sharding, variable_sharding
 
@@ -113,10 +113,10 @@ def bridge_program(layer: BridgeLayer, inputs: AbstractInputs, training: bool, h
 
     def call(variables: dict[str, Any], arrays: Any) -> Result:
         outputs, after = pure(
-            [_cast(variables[path], read_dtype) for path in params_paths],
+            cast_floats([variables[path] for path in params_paths], read_dtype),
             [variables[path] for path in state_paths],
             jax.tree.unflatten(seeds_structure, [variables[path] for path in seeds]),
-            [_cast(array, read_dtype) for array in jax.tree.leaves(arrays)],
+            cast_floats(jax.tree.leaves(arrays), read_dtype),
         )
         losses: list[Any] = []
         if isinstance(outputs, WithLosses):
@@ -187,11 +187,7 @@ def _variable_structs(
     variables: Iterable[tuple[str, keras.Variable]], have_values: bool
 ) -> dict[str, jax.ShapeDtypeStruct]:
     return {
-        path: jax.ShapeDtypeStruct(
-            tuple(variable.shape),
-            np.dtype(jax.dtypes.canonicalize_dtype(variable.dtype)),
-            sharding=variable_sharding(variable, have_values),
-        )
+        path: variable_struct(variable).update(sharding=variable_sharding(variable, have_values))
         for path, variable in variables
     }
 
@@ -209,7 +205,3 @@ def _seeds(layer: BridgeLayer) -> tuple[dict[str, jax.ShapeDtypeStruct], Any]:
     leaves, structure = jax.tree.flatten(drawn)
     paths = leaf_paths(jax.tree.unflatten(structure, range(len(leaves))), f"{layer.name}/seed_generator")
     return {path: jax.ShapeDtypeStruct((2,), jnp.uint32) for path in paths}, structure
-
-
-def _cast(array: Any, dtype: str | None) -> Any:
-    return array.astype(dtype) if dtype is not None and jnp.issubdtype(array.dtype, jnp.floating) else array

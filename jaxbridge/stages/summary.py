@@ -12,6 +12,7 @@ import keras
 
 from jaxbridge import backends
 from jaxbridge._optional import require
+from jaxbridge.core.text_table import aligned
 from jaxbridge.core.tree_paths import describe_leaf
 from jaxbridge.errors import ShapeError
 from jaxbridge.layers.base import BridgeLayer
@@ -73,8 +74,7 @@ class Summary:
 
     def __str__(self) -> str:
         table = [_COLUMNS, *map(_cells, (*self.rows, self.total))]
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = ["  ".join(_aligned(row, widths)).rstrip() for row in table]
+        lines = aligned(table, right=range(_FIRST_NUMBER, len(_COLUMNS)))
         rule = "-" * max(map(len, lines))
         return "\n".join([self.title, rule, lines[0], rule, *lines[1:-1], rule, lines[-1]])
 
@@ -263,13 +263,6 @@ def _amount(value: float | None, unit: str) -> str:
         value, prefix = value / 1000, next(prefixes)
     text = f"{value:.0f}" if prefix == "" or value >= 100 else f"{value:.3g}"
     return f"{text} {prefix}{unit}".strip()
-
-
-def _aligned(row: tuple[str, ...], widths: list[int]) -> list[str]:
-    return [
-        text.rjust(width) if index >= _FIRST_NUMBER else text.ljust(width)
-        for index, (text, width) in enumerate(zip(row, widths, strict=True))
-    ]
 
 
 def _escaped(text: str) -> Any:

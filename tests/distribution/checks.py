@@ -43,6 +43,15 @@ def assert_equal(got: Any, expected: Any) -> None:
     assert got == expected, f"{got!r} should be {expected!r}"
 
 
+def message(fn: Callable[[], Any]) -> str:
+    """Returns the error that a function raises, as text; "" if it raises none."""
+    try:
+        fn()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
 def run(modules: Iterable[str], backend: str, devices: int, folder: Path) -> dict[str, str | None]:
     """Runs the checks of some modules in a new process; returns what each raised, None where it passed."""
     path = folder / "results.json"

@@ -35,6 +35,7 @@ from jaxbridge.distribution import (
 from jaxbridge.distribution._keras_private import PlacedVariable
 from jaxbridge.layers.variables import PartitionedTree, VariableTree
 from tests.distribution import carried, scopes
+from tests.distribution.checks import message
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "sharding.md"
 
@@ -124,14 +125,6 @@ def spec(array: Any) -> list[Any] | None:
 def bytes_on_first_device(array: Any) -> int:
     first = jax.devices()[0]
     return sum(shard.data.nbytes for shard in array.addressable_shards if shard.device == first)
-
-
-def message(fn: Callable[[], Any]) -> str:
-    try:
-        fn()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
 
 
 def said(fn: Callable[[], Any]) -> tuple[Any, list[str]]:

@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding
 
 import jaxbridge
 from jaxbridge.distribution import describe_layouts, layout_map_scope, layout_of
+from tests.distribution.checks import message
 
 X, Y = np.random.RandomState(0).rand(8, 8).astype("float32"), np.ones((8, 8), "float32")
 
@@ -179,14 +180,6 @@ def nested() -> dict[str, Any]:
         "unmatched": report.unmatched,
         "losses": fit(model)[-1] < 10,
     }
-
-
-def message(fn: Callable[[], Any]) -> str:
-    try:
-        fn()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
 
 
 def make_in(lm: Any) -> Any:

@@ -6,7 +6,6 @@ In a process of its own: DTensor and its logical devices are made before anythin
 import json
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +25,11 @@ from jaxbridge.distribution import (
     layout_map_scope,
     layout_of,
 )
+from tests.distribution.checks import message
 
 
 def device_mesh(shape: tuple[int, ...] = (2, 4), names: tuple[str, ...] = ("data", "model")) -> Any:
     return keras.distribution.DeviceMesh(shape, names, [f"cpu:{n}" for n in range(int(np.prod(shape)))])
-
-
-def message(fn: Callable[[], Any]) -> str:
-    try:
-        fn()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
 
 
 def native() -> dict[str, Any]:
