@@ -132,7 +132,9 @@ def check_spec(
             )
 
 
-def indivisible(spec: P | Sequence[Any], shape: Sequence[Any], axes: Mapping[str, int]) -> Iterator[tuple[int, int, Any]]:
+def indivisible(
+    spec: P | Sequence[Any], shape: Sequence[Any], axes: Mapping[str, int]
+) -> Iterator[tuple[int, int, Any]]:
     """Yields dimension, size and entry of the spec where the size is known and cannot be split evenly."""
     for dimension, (size, entry) in enumerate(zip(shape, spec, strict=False)):
         factor = math.prod(axes[axis] for axis in axes_in(entry))

@@ -88,6 +88,8 @@ class Partitioning:
             ShardingError: an axis is missing or a size cannot be split.
         """
         axes = self._axes()
+        # Anew: the layer may have been lowered on another mesh before it is built.
+        self.placement, self.specs = NOWHERE, {}
         if not axes:
             return
         settled = [

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from jaxbridge import FlaxLayer, JaxLayer, Sharding
+from jaxbridge import FlaxLayer, JaxLayer, Sharding, lower
 from jaxbridge.errors import PartitionerError, ShardingError
 from tests import carry_cases, harness
 from tests.carry_cases import CASES, FIRST, MESH, SECOND
@@ -128,6 +128,17 @@ def test_annotations_without_a_mesh_are_said():
     with pytest.warns(UserWarning, match=r"'params/kernel': P\(None, 'model'\).*no mesh is known.*sharding='ignore'"):
         layer = _built(FlaxLayer(partitioned(None, "model"), name="net"))
     assert layer.sharding_record is None
+
+
+def test_a_layer_that_was_lowered_on_a_mesh_is_built_without_it():
+    layer = FlaxLayer(partitioned(None, "model"), name="net", sharding=None)
+    mesh = keras.distribution.DeviceMesh((1,), ("model",), ["cpu:0"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TensorFlow does not distribute, and the second time there is no mesh
+        with keras.distribution.ModelParallel(layout_map=keras.distribution.LayoutMap(mesh)).scope():
+            lower(layer, keras.KerasTensor((2, 4)))
+        layer.build((2, 4))
+    assert layer.sharding_record is None and not layer._runtime.partitioning.placement.axes
 
 
 @pytest.mark.parametrize("options", [{"sharding": "ignore"}, {"sharding": Sharding(MESH)}], ids=["ignore", "mesh"])
