@@ -1,9 +1,9 @@
-"""Runs ten models in environments that hold every pair of versions, and writes the table of `docs/support.md`.
+"""Runs ten models in environments that hold every pair of versions, and writes the tables of `docs/support.md` and README.
 
     python tools/support_matrix.py                    # all, about 3 minutes each on 2 cores
     python tools/support_matrix.py --missing          # those that `docs/support.json` does not have yet
     python tools/support_matrix.py jax0.7-tf2.18      # by name
-    python tools/support_matrix.py --table            # only writes the table again
+    python tools/support_matrix.py --table            # only writes the tables again
 
 Needs uv. In each environment `_matrix_worker.py` converts, fits, exports and serves the models on both Keras backends.
 """
@@ -24,7 +24,7 @@ from typing import Any
 import _environments
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS, TABLE = ROOT / "docs" / "support.json", ROOT / "docs" / "support.md"
+RESULTS, TABLE, README = ROOT / "docs" / "support.json", ROOT / "docs" / "support.md", ROOT / "README.md"
 BACKENDS = ("jax", "tensorflow")
 BEGIN, END = "<!-- table: made by tools/support_matrix.py -->", "<!-- end of the table -->"
 
@@ -155,10 +155,26 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def write_table(rows: dict[str, dict[str, Any]]) -> None:
-    text = TABLE.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN)
-    TABLE.write_text(f"{before}{BEGIN}\n\n{table(rows)}\n\n{END}{rest.split(END)[1]}", encoding="utf-8")
+def grid(rows: dict[str, dict[str, Any]]) -> str:
+    """Returns JAX against TensorFlow: of all models on both backends, how many passed every step."""
+    lines = [f"| JAX \\ TensorFlow | {' | '.join(TENSORFLOW)} |", "| --- |" + " --- |" * len(TENSORFLOW)]
+    found = {(e.jax, e.tensorflow): rows[e.name]["backends"] for e in ENVIRONMENTS if e.name in rows}
+    for jax in JAX:
+        lines.append(f"| {jax} | {' | '.join(passed(found.get((jax, tensorflow))) for tensorflow in TENSORFLOW)} |")
+    return "\n".join(lines)
+
+
+def passed(backends: dict[str, Any] | None) -> str:
+    if backends is None:
+        return "not run"
+    models = [steps for models in backends.values() for steps in models.values()]
+    return f"{sum(not any(steps.values()) for steps in models)} of {len(models)}"
+
+
+def write_tables(rows: dict[str, dict[str, Any]]) -> None:
+    for file, text in ((TABLE, table(rows)), (README, grid(rows))):
+        before, rest = file.read_text(encoding="utf-8").split(BEGIN)
+        file.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}", encoding="utf-8")
 
 
 def main() -> None:
@@ -166,7 +182,7 @@ def main() -> None:
     names = [environment.name for environment in ENVIRONMENTS]
     parser.add_argument("names", nargs="*", help=f"which environments: {', '.join(names)}")
     parser.add_argument("--missing", action="store_true", help="only those without a result")
-    parser.add_argument("--table", action="store_true", help="run nothing, write the table")
+    parser.add_argument("--table", action="store_true", help="run nothing, write the tables")
     parser.add_argument("--logs", type=Path, help="a folder for the logs of what fails")
     options = parser.parse_args()
     if unknown := set(options.names) - set(names):
@@ -186,8 +202,8 @@ def main() -> None:
                     (options.logs / f"{environment.name}-{backend}.log").write_text(text)
         print("   " + "; ".join(f"{backend}: {cell(row, backend)}" for backend in BACKENDS), flush=True)
         RESULTS.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-        write_table(rows)
-    write_table(rows)
+        write_tables(rows)
+    write_tables(rows)
 
 
 if __name__ == "__main__":

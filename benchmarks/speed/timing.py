@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -47,8 +48,8 @@ def in_process(backend: str, *arguments: str) -> Any:
         check=False,
     )
     if result.returncode != 0:
-        lines = [line for line in result.stderr.strip().splitlines() if "Error" in line]
-        return f"error: {lines[-1][:100] if lines else result.returncode}"
+        raised = re.findall(r"^(?:\w+\.)*(\w+Error)\b", result.stderr, re.MULTILINE)
+        return f"error: {raised[-1] if raised else f'ended with {result.returncode}'}"
     return json.loads(result.stdout.strip().splitlines()[-1])
 
 

@@ -3,7 +3,11 @@
 import itertools
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -23,6 +27,11 @@ def test_no_environment_is_impossible():
         assert not matrix.IMPOSSIBLE & {(e.jax, e.python), (e.tensorflow, e.python)}
 
 
-def test_the_table_in_the_documentation_is_that_of_the_results():
+@pytest.mark.parametrize(("text", "file"), [(matrix.table, matrix.TABLE), (matrix.grid, matrix.README)])
+def test_the_tables_in_the_documentation_are_those_of_the_results(text: Callable[[Any], str], file: Path):
     rows = json.loads(matrix.RESULTS.read_text(encoding="utf-8"))
-    assert matrix.table(rows) in matrix.TABLE.read_text(encoding="utf-8")
+    assert text(rows) in file.read_text(encoding="utf-8")
+
+
+def test_every_environment_has_been_run():
+    assert set(json.loads(matrix.RESULTS.read_text(encoding="utf-8"))) == {e.name for e in matrix.ENVIRONMENTS}
