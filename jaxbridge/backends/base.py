@@ -15,6 +15,9 @@ from jaxbridge.errors import ShardingError
 #: of arrays; a pytree of arrays and a list of arrays.
 PureFunction = Callable[[list[Any], list[Any], Any, list[Any]], tuple[Any, list[Any]]]
 
+#: The same of a backend's tensors, and as a fifth argument a pytree of bools like `params`: what is trained.
+LiftedFunction = Callable[[list[Any], list[Any], Any, list[Any], list[Any]], tuple[Any, list[Any]]]
+
 
 @dataclasses.dataclass(frozen=True)
 class Lowering:
@@ -48,10 +51,11 @@ class Backend(abc.ABC):
         variables: tuple[list[Any], list[Any], Any],
         inputs: Signature,
         lowering: Lowering,
-    ) -> PureFunction:
+    ) -> LiftedFunction:
         """Makes a pure JAX function callable on this backend's tensors.
 
-        Laws: the result gives what `fn` gives, up to rounding; its gradient is that of `fn`; outside a trace it runs
+        Laws: the result gives what `fn` gives, up to rounding; its gradient is that of `fn`, also for what is not trained
+        (a compiled training step does not compute what nobody asks for); outside a trace it runs
         compiled, and a second call with inputs that agree with the same signature traces nothing; inputs that do not
         agree with the signature's declared shapes raise a ShapeError (in a graph of unknown sizes: an assertion).
 

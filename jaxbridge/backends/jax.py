@@ -16,7 +16,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxbridge.backends.base import Backend, Lowering, PureFunction, check_divisible, check_root
+from jaxbridge.backends.base import Backend, LiftedFunction, Lowering, PureFunction, check_divisible, check_root
 from jaxbridge.core import collectives
 from jaxbridge.core.jaxprs import warn_closed_over
 from jaxbridge.core.shapes import Signature
@@ -34,12 +34,12 @@ class JaxBackend(Backend):
         variables: tuple[list[Any], list[Any], Any],
         inputs: Signature,
         lowering: Lowering,
-    ) -> PureFunction:
+    ) -> LiftedFunction:
         # Also inside a trace: the inner jit keeps the function's jaxpr for the next layer call of the same shapes.
         jitted = jax.jit(fn)
         is_first = True
 
-        def lifted(params: list[Any], state: list[Any], seeds: Any, leaves: list[Any]) -> tuple[Any, list[Any]]:
+        def lifted(params: list[Any], state: list[Any], seeds: Any, leaves: list[Any], trained: Any) -> Any:
             nonlocal is_first
             if is_first:
                 # The trace is kept: the call below does not trace again.
@@ -50,12 +50,12 @@ class JaxBackend(Backend):
         if not inputs.declared:
             return lifted
 
-        def checked(params: list[Any], state: list[Any], seeds: Any, leaves: list[Any]) -> tuple[Any, list[Any]]:
+        def checked(params: list[Any], state: list[Any], seeds: Any, leaves: list[Any], trained: Any) -> Any:
             shapes = [leaf.shape for leaf in leaves]
             # In a model that is being exported sizes may be symbols, whose constraints are the export's.
             if all(isinstance(size, int) for shape in shapes for size in shape):
                 inputs.check(shapes)
-            return lifted(params, state, seeds, leaves)
+            return lifted(params, state, seeds, leaves, trained)
 
         return checked
 

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from jaxbridge._optional import require
-from jaxbridge.backends.base import Backend, Lowering, PureFunction, check_divisible, check_root
+from jaxbridge.backends.base import Backend, LiftedFunction, Lowering, PureFunction, check_divisible, check_root
 from jaxbridge.core import records
 from jaxbridge.core.jaxprs import warn_closed_over
 from jaxbridge.core.ladder import unknown_shape_error
@@ -34,6 +34,7 @@ import tensorflow as tf  # noqa: E402
 from jaxbridge.jax2tf import _tf_private  # noqa: E402
 from jaxbridge.jax2tf.call_module import dtensors_explained, tf_dtype  # noqa: E402
 from jaxbridge.jax2tf.convert import Conversion  # noqa: E402
+from jaxbridge.jax2tf.gradients import Differentiable  # noqa: E402
 from jaxbridge.jax2tf.lowering import LoweringOptions  # noqa: E402
 from jaxbridge.jax2tf.platforms import default_platforms  # noqa: E402
 
@@ -49,7 +50,7 @@ class TensorFlowBackend(Backend):
         variables: tuple[list[Any], list[Any], Any],
         inputs: Signature,
         lowering: Lowering,
-    ) -> PureFunction:
+    ) -> LiftedFunction:
         options = LoweringOptions(lowering.platforms or default_platforms(), target=lowering.target)
         return _Lifted(fn, variables, inputs, options)
 
@@ -250,22 +251,26 @@ class _Lifted:
         )
         return Conversion(self._fn, self._treedef, signature, self._options)
 
-    def __call__(self, params: list[Any], state: list[Any], seeds: Any, leaves: list[Any]) -> tuple[Any, list[Any]]:
+    def __call__(
+        self, params: list[Any], state: list[Any], seeds: Any, leaves: list[Any], trained: list[Any]
+    ) -> tuple[Any, list[Any]]:
         variables = jax.tree.leaves((params, state))
         others = self._tensors(jax.tree.leaves((seeds, leaves)), len(variables))
         conversion = self._conversion_for(others[len(others) - len(leaves) :])
         is_eager = tf.executing_eagerly() and not tf.config.functions_run_eagerly()
         if is_eager and _may_be_read_inside(variables):
-            return self._call((conversion, False, len(variables)), [*(v.handle for v in variables), *others])
+            handles = [variable.handle for variable in variables]
+            return self._call((conversion, (False,) * len((*variables, *others)), len(variables)), [*handles, *others])
         tensors = [*self._tensors(variables), *others]
-        recorded = _tf_private.is_recorded(tensors)
+        recorded = Differentiable.recorded(tensors)
         if is_eager:
             return self._call((conversion, recorded, 0), tensors)
-        if not recorded or tf.config.functions_run_eagerly():
+        if not any(recorded) or tf.config.functions_run_eagerly():
             return conversion(tensors, True)
+        wanted = _wanted(recorded, jax.tree.leaves(trained), len(variables))
         # In a training step a call of the function costs the graph two ops, where what is in it is more than a hundred:
         # of 64 equal blocks the first step takes 3.4 s instead of 6.8.
-        return conversion.around(tensors, lambda checked: self._call((conversion, True, 0), checked))
+        return conversion.around(tensors, lambda checked: self._call((conversion, wanted, 0), checked))
 
     def _tensors(self, arrays: Sequence[Any], first: int = 0) -> list[Any]:
         """Returns arguments, from number `first` on, as the tensors that the function takes."""
@@ -280,20 +285,20 @@ class _Lifted:
                 self._inputs.check([shape.as_list() for shape in shapes])
         return self._conversion if self._static is None else self._at_static_sizes(leaves)
 
-    def _call(self, key: tuple[Conversion, bool, int], tensors: list[Any]) -> Any:
+    def _call(self, key: tuple[Conversion, tuple[bool, ...], int], tensors: list[Any]) -> Any:
         """Runs a conversion as a concrete function that is made once.
 
         Args:
-            key: the conversion; whether a tape records, so that residuals are returned; of how many of the first arguments
-                the function takes the handles of variables, and reads them.
+            key: the conversion; which gradients are wanted, so that residuals are returned; of how many of the first
+                arguments the function takes the handles of variables, and reads them.
             tensors: the arguments.
         """
         kept_as = (*key, tuple(records.in_effect()))  # the op inside has the records of the layers that share it
         with self._lock:
             if kept_as not in self._functions:
-                conversion, recorded, read_inside = key
+                conversion, wanted, read_inside = key
                 self._functions[kept_as] = _concrete_function(
-                    lambda args: conversion(args, True, recorded), conversion.signature, read_inside
+                    lambda args: conversion(args, True, wanted), conversion.signature, read_inside
                 )
             function, treedef = self._functions[kept_as]
         with dtensors_explained():
@@ -331,6 +336,21 @@ def _replica_context() -> Any:
             "`strategy.scope()` outside of it. Call it in the function that `strategy.run` is given, or in a layer."
         )
     return context
+
+
+def _wanted(recorded: Sequence[bool], trained: Sequence[bool], variables: int) -> tuple[bool, ...]:
+    """Returns of which arguments a training step will use the gradient.
+
+    Args:
+        recorded: which arguments a tape records.
+        trained: which params, the first arguments, are trained.
+        variables: how many of the arguments are params and state.
+    """
+    wanted = list(recorded)
+    wanted[: len(trained)] = [one and is_trained for one, is_trained in zip(recorded, trained, strict=False)]
+    # Nobody uses gradients of state. They cost a step little; a module of their own would cost its lowering.
+    wanted[len(trained) : variables] = [any(wanted)] * (variables - len(trained))
+    return tuple(wanted)
 
 
 def _may_be_read_inside(variables: Sequence[Any]) -> bool:

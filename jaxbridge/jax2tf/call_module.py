@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -26,13 +26,17 @@ _NO_SHAPE_ASSERTIONS = "shape_assertions"
 RECORD_ATTRIBUTE = "_jaxbridge_sharding"
 
 
-def emit(module: LoweredModule, args: Sequence[Any]) -> list[Any]:
+def emit(module: LoweredModule, args: Sequence[Any], may_be_pruned: bool = False) -> list[Any]:
     """Adds the op that runs `module` and returns one tensor per result.
 
     Args:
         module: the lowered function.
         args: a tensor per argument of the function, the unused ones too.
+        may_be_pruned: whether a graph may leave it out where nobody uses its results. TensorFlow runs every XlaCallModule,
+            which is registered as stateful, but no function that is called statelessly.
     """
+    if may_be_pruned and not tf.executing_eagerly():
+        return _called_statelessly(lambda *args: emit(module, args), args)
     count("emissions")
     attributes: dict[str, Any] = {}
     if module.calling_convention >= 10:
@@ -42,6 +46,16 @@ def emit(module: LoweredModule, args: Sequence[Any]) -> list[Any]:
     if found := records.in_effect():
         _tf_private.set_attribute(outs, RECORD_ATTRIBUTE, records.to_json(found))
     return outs
+
+
+def _called_statelessly(fn: Callable[..., list[Any]], args: Sequence[Any]) -> list[Any]:
+    """Adds a call of a function of tensors that is known to have no effects."""
+    specs = [tf.TensorSpec(arg.shape, arg.dtype) for arg in args]
+    function = tf.function(fn, input_signature=specs, autograph=False).get_concrete_function()
+    outs = tf.raw_ops.PartitionedCall(args=list(args), Tout=[out.dtype for out in function.outputs], f=function)
+    for out, inside in zip(outs, function.outputs, strict=True):
+        out.set_shape(inside.shape)
+    return list(outs)
 
 
 def _call(module: LoweredModule, args: Sequence[Any], attributes: dict[str, Any]) -> list[Any]:

@@ -138,14 +138,14 @@ class Conversion:
         self._out_trees = out_trees
         self.function = Differentiable(flat, signature.structs(), options)
 
-    def __call__(self, tensors: Sequence[Any], with_gradient: bool, recorded: bool | None = None) -> Any:
+    def __call__(self, tensors: Sequence[Any], with_gradient: bool, wanted: Sequence[bool] | None = None) -> Any:
         message = "This function was converted with `with_gradient=False`: convert it with `with_gradient=True`."
 
         def run(checked: list[Any]) -> list[Any]:
             _ = self.function.traced  # by which the records are known
             with records.written(self._records):
                 if with_gradient:
-                    return self.function(checked, recorded)
+                    return self.function(checked, wanted)
                 return self.function.without_gradient(checked, message)
 
         outs = self.around(tensors, run)

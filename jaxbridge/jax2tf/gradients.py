@@ -36,15 +36,38 @@ from jaxbridge.jax2tf.lowering import LoweredModule, LoweringOptions, lower
 from jaxbridge.jax2tf.saved_gradients import kept_pullback
 
 
-class ResidualForm(NamedTuple):
+class ResidualForm:
     """The forward pass with residuals, and the backward pass.
 
-    `backward` takes the fresh residuals, then the arguments at `used_args`, then a cotangent per differentiable output.
+    Args:
+        forward: the forward pass.
+        used_args: indices of the arguments that the backward pass takes.
+        backward: takes the fresh residuals, then the arguments at `used_args`, then a cotangent per differentiable output;
+            returns a gradient per differentiable argument.
+        structs: shape and dtype of what `backward` takes.
+        function: the function.
     """
 
-    forward: LoweredModule
-    backward: LoweredModule
-    used_args: tuple[int, ...]
+    def __init__(
+        self,
+        forward: LoweredModule,
+        used_args: tuple[int, ...],
+        backward: Callable[..., tuple[Any, ...]],
+        structs: Sequence[Any],
+        function: Differentiable,
+    ):
+        self.forward, self.used_args = forward, used_args
+        self._backward, self._structs = backward, tuple(structs)
+        self._wrt, self._options = function.wrt, function.options
+        self._lowered: dict[tuple[int, ...], LoweredModule] = {}
+
+    def backward(self, wrt: tuple[int, ...]) -> LoweredModule:
+        """Returns the backward pass for the gradients of these arguments."""
+        if wrt not in self._lowered:
+            wanted = [self._wrt.index(i) for i in wrt]
+            part = lambda *values: [self._backward(*values)[n] for n in wanted]
+            self._lowered[wrt] = lower(jax.jit(part), self._structs, self._options)
+        return self._lowered[wrt]
 
 
 class Differentiable:
@@ -54,15 +77,22 @@ class Differentiable:
         fn: `fn(*arrays) -> sequence of arrays`.
         structs: shape and dtype per argument; symbolic sizes share one scope.
         options: how to lower.
+        is_gradient: whether it is the gradient of another one. TensorFlow asks for all gradients of a function, so a graph
+            holds ops for some that nobody uses, and runs only the others.
     """
 
     def __init__(
-        self, fn: Callable[..., Sequence[Any]], structs: Sequence[jax.ShapeDtypeStruct], options: LoweringOptions
+        self,
+        fn: Callable[..., Sequence[Any]],
+        structs: Sequence[jax.ShapeDtypeStruct],
+        options: LoweringOptions,
+        is_gradient: bool = False,
     ):
         # One jitted function for all forms: `fn` itself is traced once, whatever is asked of it afterwards.
         self.jitted = jax.jit(lambda *args: tuple(fn(*args)))
         self.structs = tuple(structs)
         self.options = options
+        self._emit = functools.partial(emit, may_be_pruned=is_gradient)
         #: Indices of the arguments that have a gradient.
         self.wrt = tuple(i for i, struct in enumerate(self.structs) if is_inexact(struct))
 
@@ -106,7 +136,7 @@ class Differentiable:
     def pullback(self) -> Differentiable:
         """The function `(*args, *cotangents) -> gradients`, itself differentiable."""
         cotangents = [self.out_structs[i] for i in self.outs_with_gradient]
-        return Differentiable(self._pullback, [*self.structs, *cotangents], self.options)
+        return Differentiable(self._pullback, [*self.structs, *cotangents], self.options, is_gradient=True)
 
     def _pullback(self, *args_and_cotangents: Any) -> tuple[Any, ...]:
         args = args_and_cotangents[: len(self.structs)]
@@ -126,47 +156,61 @@ class Differentiable:
 
         return jax.vjp(differentiable_part, *(args[i] for i in self.wrt), has_aux=True)
 
-    def __call__(self, args: Sequence[Any], recorded: bool | None = None) -> list[Any]:
+    def __call__(self, args: Sequence[Any], wanted: Sequence[bool] | None = None) -> list[Any]:
         """Runs the function on tensors, one per argument, and returns one tensor per output.
 
         Args:
             args: a tensor per argument.
-            recorded: whether a gradient is being recorded; None to find out, which is not possible for the arguments of a
-                `tf.function` under an outer tape (the gradient is then right, and runs the forward pass again).
+            wanted: of which arguments the gradient will be used, as far as one can know: all gradients are right, but
+                without one that is wanted the forward pass runs again, and those that are not wanted are computed apart
+                from the others. None: those that a tape records, which is not known for the arguments of a `tf.function`
+                under an outer tape.
         """
         args = [tf.identity(arg) for arg in args]
         if not self.wrt or not self.outs_with_gradient:
-            return emit(self.plain, args)
+            return self._emit(self.plain, args)
         if self.refusal is not None:
             return self.without_gradient(args, self.refusal)
         saved_pullback = kept_pullback(self)
-        if saved_pullback is None and (_tf_private.is_recorded(args) if recorded is None else recorded):
-            return self._call_with_residuals(args)
-        outs = emit(self.plain, args)
+        wanted = self.recorded(args) if wanted is None else wanted
+        if saved_pullback is None and any(wanted[i] for i in self.wrt):
+            return self._call_with_residuals(args, wanted)
+        outs = self._emit(self.plain, args)
         pullback = saved_pullback or (lambda *values: self.pullback(values))
         return self._with_gradient(outs, (), args, lambda _, xs, cts: list(pullback(*xs, *cts)))
 
+    @staticmethod
+    def recorded(args: Sequence[Any]) -> tuple[bool, ...]:
+        """Returns which tensors a tape records; outside of a graph, where nothing is pruned, all if it records one."""
+        if tf.executing_eagerly():
+            return (_tf_private.is_recorded(args),) * len(args)
+        return tuple([_tf_private.is_recorded([arg]) for arg in args])
+
     def without_gradient(self, args: Sequence[Any], message: str) -> list[Any]:
         """Runs the function on tensors; asking for a gradient raises with `message`."""
-        outs = emit(self.plain, args)
+        outs = self._emit(self.plain, args)
         graph = tf.compat.v1.get_default_graph()
         if not self.wrt:
             return outs
         refused = lambda _, xs, __: _refused_gradients([xs[i] for i in self.wrt], message, graph)
         return self._with_gradient(outs, (), args, refused)
 
-    def _call_with_residuals(self, args: Sequence[Any]) -> list[Any]:
+    def _call_with_residuals(self, args: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
         form = self.residual
         # The residuals too: with two tapes around a function TensorFlow differentiates all that its graph captured.
-        results = [tf.stop_gradient(result) for result in emit(form.forward, args)]
+        results = [tf.stop_gradient(result) for result in self._emit(form.forward, args)]
         count = len(self.out_structs)
         outs, residuals = results[:count], results[count:]
+        parts = [tuple(i for i in self.wrt if wanted[i] == which) for which in (True, False)]
 
         def backward(residuals: Sequence[Any], xs: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
-            grads = emit(form.backward, [*residuals, *(xs[i] for i in form.used_args), *cts])
+            values = [*residuals, *(xs[i] for i in form.used_args), *cts]
+            grads: dict[int, Any] = {}
+            for part in filter(None, parts):
+                grads.update(zip(part, emit(form.backward(part), values, may_be_pruned=True), strict=True))
             again = self.pullback
             return _attach_gradient(
-                [tf.stop_gradient(grad) for grad in grads],
+                [tf.stop_gradient(grads[i]) for i in self.wrt],
                 (),
                 [*xs, *cts],
                 lambda _, both, cts2: again.scatter(again.pullback([*both, *cts2])),
@@ -283,7 +327,7 @@ def _residual_form(function: Differentiable) -> ResidualForm:
             return _conjugated(vjp(_conjugated(cotangents)))
 
     structs = [*residual_structs, *(function.structs[i] for i in used_args), *cotangent_structs]
-    return ResidualForm(lowered, lower(jax.jit(backward), structs, function.options), used_args)
+    return ResidualForm(lowered, used_args, backward, structs, function)
 
 
 class _Leaf(NamedTuple):

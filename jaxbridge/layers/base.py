@@ -286,7 +286,9 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         with recorded(self.sharding_record):
             if isinstance(flag, bool):
                 seeds = self._seeds(flag)
-                outputs, new_state = runtime.lifted(seen, flag, (*values, seeds))(*values, seeds, arrays)
+                outputs, new_state = runtime.lifted(seen, flag, (*values, seeds))(
+                    *values, seeds, arrays, runtime.params.trained()
+                )
             else:
                 outputs, new_state = self._call_either_way(flag, seen, values, arrays)
         if isinstance(outputs, WithLosses):
@@ -307,11 +309,13 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         generator = self.seed_generator
         before = None if generator is None else generator.state.value
         seeds = self._seeds(True)
+        assert self._runtime.params is not None
+        trained = self._runtime.params.trained()
         structures: list[Any] = []
 
         def call(training: bool) -> list[Any]:
             variables = (*values, seeds if draws(self._runtime.model, training) else None)
-            outputs, state = self._runtime.lifted(seen, training, variables)(*variables, arrays)
+            outputs, state = self._runtime.lifted(seen, training, variables)(*variables, arrays, trained)
             # Both branches must return the same structure.
             state = [old if new is None else new for old, new in zip(values[1], state, strict=True)]
             leaves, structure = jax.tree.flatten((outputs, state))

@@ -103,7 +103,7 @@ class Chain:
             lambda: (self._program(seen.structure, training), runtimes[0].signature(seen)),
         )
         with recorded(*(layer.sharding_record for layer in self._layers)):
-            result, new_state = lifted(params, state, seeds, arrays)
+            result, new_state = lifted(params, state, seeds, arrays, [params.trained() for params, _ in trees])
         for layer, losses in zip(self._layers, result.losses, strict=True):
             layer._add_losses(losses)
         for (_, tree), new in zip(trees, new_state, strict=True):

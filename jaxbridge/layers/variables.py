@@ -168,6 +168,10 @@ class VariableTree:
         """Returns the variables' values, cast as the call's dtype policy wants them."""
         return [variable.value for variable in self.variables]
 
+    def trained(self) -> list[bool]:
+        """Returns which of the variables are trained, as things are now."""
+        return [variable.trainable for variable in self.variables]
+
     def assign(self, values: list[Any]) -> None:
         """Sets the variables' values; None leaves one as it is."""
         for variable, value in zip(self.variables, values, strict=True):

@@ -148,8 +148,8 @@ def test_graph_made_without_a_tape_and_then_called_under_one():
     np.testing.assert_allclose(tape.gradient(y, x), np.cos([0.5, 2.0]), rtol=1e-5)
 
 
-@pytest.mark.parametrize("recorded", [None, False, True])
-def test_form_that_a_function_under_an_outer_tape_is_told(recorded: bool | None):
+@pytest.mark.parametrize("wanted", [None, (False,), (True,)])
+def test_form_that_a_function_under_an_outer_tape_is_told(wanted: tuple[bool] | None):
     """Without being told, the arguments of the function look unwatched: right, but the forward pass runs twice."""
     from jaxbridge.core.shapes import make_signature
     from jaxbridge.jax2tf.convert import Conversion
@@ -157,13 +157,42 @@ def test_form_that_a_function_under_an_outer_tape_is_told(recorded: bool | None)
 
     treedef = jax.tree.structure(((0,), {}))
     conversion = Conversion(jnp.tanh, treedef, make_signature(((2,),), ("float32",)), LoweringOptions())
-    function = tf.function(lambda x: conversion([x], True, recorded), autograph=False)
+    function = tf.function(lambda x: conversion([x], True, wanted), autograph=False)
     x = tf.constant(A)
     with tf.GradientTape() as tape:
         tape.watch(x)
         y = function(x)
     np.testing.assert_allclose(tape.gradient(y, x), 1 - np.tanh(A) ** 2, rtol=1e-4)
-    assert ("residual" in vars(conversion.function)) == (recorded is True)
+    assert ("residual" in vars(conversion.function)) == (wanted == (True,))
+
+
+@pytest.mark.parametrize("name", ["mlp", "remat_dropout", "cond", "integer_input", "sizes", "two_floats"])
+def test_a_tape_inside_watches_one_argument_and_a_tape_outside_all(name: str):
+    """Gradients that the inner tape has no use for are computed apart; the outer one uses them."""
+    case = GRADIENT[name] if name != "two_floats" else Case(lambda x, y: jnp.sin(x) * y, ("b,3", "b,3"))
+    args = arguments(case)
+    last = max(i for i, arg in enumerate(args) if arg.dtype.kind == "f")
+    converted = jax2tf.convert(case.fn, polymorphic_shapes=polymorphic(case))
+
+    def value(*values: Any) -> Any:
+        return tf.reduce_sum(tf.sin(converted(*values)))
+
+    def inside(*values: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(values[last])
+            found = value(*values)
+        return tape.gradient(found, values[last]), found
+
+    function = concrete(inside, case, known_batch=False)
+    floats = [tensor for tensor in map(tf.constant, args) if tensor.dtype.is_floating]
+    given = iter(floats)
+    tensors = [next(given) if arg.dtype.kind == "f" else tf.constant(arg) for arg in args]
+    with tf.GradientTape() as tape:
+        tape.watch(floats)
+        one, found = function(*tensors)
+    want = jax_gradients(case.fn, args, 1)
+    for got, expected in zip([one, *tape.gradient(found, floats)], [want[-1], *want], strict=True):
+        np.testing.assert_allclose(got, expected, **GRADIENT_TOLERANCE[1])
 
 
 # What may be asked of a tape
