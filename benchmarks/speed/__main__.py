@@ -47,6 +47,7 @@ def rows(rounds: int) -> dict[str, Callable[[], Row]]:
             for jit in ("auto", "True", "False") if backend == "tensorflow" else ("auto",):
                 text = f"{backend}: train step, {model}, jit_compile={jit}"
                 add(text, backend, "steps", model, jit, str(rounds))
+        add(f"{backend}: train step, Dense(1024) behind a frozen 6 x Dense(1024)", backend, "head", str(rounds))
         for name in ("64 blocks", "transformer"):
             add(
                 f"{backend}: train step, {name}, a layer per block or one around all",

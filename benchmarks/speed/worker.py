@@ -95,6 +95,24 @@ def steps(name: str, jit_compile: str, rounds: int) -> dict[str, Any]:
     return times({**{peer: maker(peer) for peer in peers}, "plain JAX": lambda: models.plain_step(name)}, rounds)
 
 
+def head(rounds: int) -> dict[str, Any]:
+    """A training step of a Dense layer behind a frozen 6 x Dense(1024)."""
+    name = "6 x Dense(1024)"
+    x, y = map(keras.ops.convert_to_tensor, models.data(name))
+
+    def maker(peer: str) -> Callable[[], Callable[[], Any]]:
+        def make():
+            layers = models.layers_of(peer, name)
+            for layer in layers:
+                layer.trainable = False
+            model = models.sequential([*layers, keras.layers.Dense(y.shape[1])], x.shape[1:])
+            return lambda: model.train_on_batch(x, y)
+
+        return make
+
+    return times({peer: maker(peer) for peer in (*BRIDGES, "native")}, rounds)
+
+
 class AllBlocks(nn.Module):
     blocks: tuple[nn.Module, ...]
 
@@ -269,6 +287,8 @@ def main(what: str, *arguments: str) -> None:
         result: Any = eager(arguments[0] == "training", int(arguments[1]))
     elif what == "steps":
         result = steps(arguments[0], arguments[1], int(arguments[2]))
+    elif what == "head":
+        result = head(int(arguments[0]))
     elif what == "fused":
         result = fused(arguments[0], int(arguments[1]))
     elif what == "loop":
