@@ -6,7 +6,7 @@ import collections
 import threading
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -18,22 +18,46 @@ KEPT = 64
 MADE_KEPT = 64
 
 
-class Program:
-    """A pure function and everything that was made of it.
+class _Offer(NamedTuple):
+    fn: Callable[..., Any]
+    is_current: Callable[[], bool]
 
-    What is made of the function holds the function, so it must not be in a table beside it: hanging on this object, both
+
+class Program:
+    """Pure functions that compute the same, as one, and everything that was made of it.
+
+    What is made of a function holds the function, so it must not be in a table beside it: hanging on this object, both
     go together.
 
     Attributes:
-        fn: the function.
         is_shared: whether a `ProgramCache` hands it out again.
     """
 
-    def __init__(self, fn: Callable[..., Any], is_shared: bool = False):
-        self.fn = fn
+    def __init__(self, is_shared: bool = False):
         self.is_shared = is_shared
+        self._offers: weakref.WeakKeyDictionary[Any, _Offer] = weakref.WeakKeyDictionary()
+        self._last: _Offer | None = None
         self._made: collections.OrderedDict[Hashable, Any] = collections.OrderedDict()
         self._lock = threading.RLock()
+
+    def offer(self, owner: Any, fn: Callable[..., Any], is_current: Callable[[], bool] = lambda: True) -> None:
+        """Adds a function.
+
+        Args:
+            owner: whose function it is; it is offered while the owner lives. Neither `fn` nor `is_current` may hold it.
+            fn: the function.
+            is_current: returns whether it still computes what it did when the program's key was made: what it closes over
+                may have been changed since.
+        """
+        with self._lock:
+            self._last = self._offers[owner] = _Offer(fn, is_current)
+
+    def fn(self, *args: Any) -> Any:
+        """Runs one of the functions that are what all of them were; where all have changed, the last."""
+        assert self._last is not None
+        with self._lock:
+            offers = [self._last, *self._offers.values()]
+        return next((offer for offer in offers if offer.is_current()), self._last).fn(*args)
 
     @property
     def jitted(self) -> Callable[..., Any]:
@@ -63,15 +87,15 @@ class ProgramCache:
         self.hits = 0
         self.misses = 0
 
-    def get(self, key: Hashable | None, make: Callable[[], Callable[..., Any]]) -> Program:
-        """Returns the program of a key, made of `make()` if there is none. None is no key: the program is not shared."""
+    def get(self, key: Hashable | None) -> Program:
+        """Returns the program of a key. None is no key: the program is not shared."""
         if key is None:
-            return Program(make())
+            return Program()
         with self._lock:
             program = self._alive.get(key)
             self.hits, self.misses = self.hits + (program is not None), self.misses + (program is None)
             if program is None:
-                program = self._alive[key] = Program(make(), is_shared=True)
+                program = self._alive[key] = Program(is_shared=True)
             self._recent[key] = program
             self._recent.move_to_end(key)
             while len(self._recent) > self._kept:

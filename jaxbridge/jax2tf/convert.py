@@ -175,10 +175,10 @@ class _Conversions:
                 count("cache_hits")
             else:
                 # Now, not when `convert` was called: the key holds the globals that the trace is about to read.
-                program = PROGRAMS.get(canonical_key(self._fun_jax), lambda: self._fun_jax)
+                program = PROGRAMS.get(canonical_key(self._fun_jax))
                 conversion = program.once(
                     ("converted", treedef, signature, self._options),
-                    lambda: Conversion(program.fn, treedef, signature, self._options),
+                    lambda: Conversion(self._fun_jax, treedef, signature, self._options),
                 )
                 self._kept[key] = program, conversion
                 if len(self._kept) > MADE_KEPT:

@@ -122,7 +122,9 @@ class Chain:
             )
         programs = (program, *(link.program for link in links))
         key = ("chain", programs, self._input_dtype) if all(p.is_shared for p in programs) else None
-        return PROGRAMS.get(key, lambda: chained_function(program, links))
+        chained = PROGRAMS.get(key)
+        chained.offer(self, chained_function(program, links))
+        return chained
 
     def _is_traceable(self, seen: SeenInputs, training: bool) -> bool:
         """Returns whether the layers can be traced as one for unknown sizes.

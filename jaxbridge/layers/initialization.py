@@ -54,7 +54,7 @@ class Initialization:
         self._placement = placement
         self._structure = structure
         # Equal layers share the trace of `model.init` and its compilation.
-        self._program = PROGRAMS.get(None if key is None else ("init", key, structure, placement), lambda: self._init)
+        self._program = PROGRAMS.get(None if key is None else ("init", key, structure, placement))
         self._seeds = seeds
         self._values: tuple[list[Any], list[Any]] | None = None
         if given == (None, None) and model.init is not None:
@@ -79,10 +79,10 @@ class Initialization:
         if self._values is not None:
             return self._values
         assert self._sizes is not None
-        sizes, init = self._sizes, self._program.fn
+        sizes = self._sizes
 
         def initialize(seeds: Any) -> tuple[list[Any], list[Any]]:
-            params, state = init(seeds, [jnp.ones(struct.shape, struct.dtype) for struct in sizes.structs()])
+            params, state = self._init(seeds, [jnp.ones(struct.shape, struct.dtype) for struct in sizes.structs()])
             return params.arrays, state.arrays
 
         # Keras may ask while a step is being traced, and again after it: the values must not be tracers. Under jit

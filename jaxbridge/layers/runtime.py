@@ -138,13 +138,13 @@ class Runtime:
         #: The inputs that the layer was built for, and those of the call that is about to build it.
         self.declared: tuple[InputStructure, Signature] | None = None
         self.seen: SeenInputs | None = None
-        self._programs: dict[Any, Program] = {}
+        self._programs: dict[Any, tuple[Hashable | None, Program]] = {}
         self._signatures: dict[Any, Signature] = {}
         self._lifted = LiftedFunctions(backend, self.platforms)
 
-    @functools.cached_property
+    @property
     def key(self) -> Hashable | None:
-        """Equal for models that compute the same; None if that cannot be told."""
+        """Equal for models that compute the same, as they are now; None if that cannot be told."""
         return None if self.model.identity is None else canonical_key(self.model.identity)
 
     # Inputs.
@@ -210,18 +210,24 @@ class Runtime:
     # Functions.
 
     def program(self, structure: InputStructure, training: bool) -> Program:
-        """Returns the pure function of a built layer; layers of equal models and equal variables share it."""
+        """Returns the pure function of a built layer; layers of equal models and equal variables share it.
+
+        It is another one after what the model reads (a closure, a global) was changed.
+        """
         params, state = self.params, self.state
         assert params is not None and state is not None
-        if (structure, training) not in self._programs:
-            parts = (self.key, params.key, state.key)
-            streams = self.model.rng_streams, self.model.inference_streams
-            placement = self.partitioning.placement
-            key = (parts, streams, structure, training, self.output_dtype, placement)
-            self._programs[structure, training] = PROGRAMS.get(
-                None if None in parts else key, lambda: self.pure_function(training)(structure)
-            )
-        return self._programs[structure, training]
+        identity, model_key = self.model.identity, self.key
+        parts = (model_key, params.key, state.key)
+        streams = self.model.rng_streams, self.model.inference_streams
+        placement = self.partitioning.placement
+        key = None if None in parts else (parts, streams, structure, training, self.output_dtype, placement)
+        known_key, program = self._programs.get((structure, training), (None, None))
+        if program is None or known_key != key:
+            program = PROGRAMS.get(key)
+            fn = self.pure_function(training)(structure)
+            program.offer(self, fn, lambda: key is None or canonical_key(identity) == model_key)
+            self._programs[structure, training] = key, program
+        return program
 
     def pure_function(self, training: bool) -> Callable[[InputStructure], PureFunction]:
         """Returns the pure function of a built layer for inputs of any structure; nothing in it holds the variables."""

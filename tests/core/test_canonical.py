@@ -1,12 +1,20 @@
 """Keys that say which functions and modules trace alike."""
 
+import collections
+import dataclasses
+import enum
 import functools
+import os
+import sys
+import types
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
+from flax import nnx
 
 from jaxbridge.core.canonical import canonical_key
 
@@ -116,3 +124,145 @@ def test_a_list_that_holds_itself_has_a_key():
     items = [1]
     items.append(items)
     assert canonical_key(items) is not None
+
+
+# What a function reads may change, wherever it is; and then it is another function. Each row: something that reads it, and
+# what changes it.
+
+settings = types.ModuleType("settings")
+settings.scale, settings.helper = 2.0, lambda x: x * settings.scale
+sys.modules["settings"] = settings
+
+
+class Config:
+    scale = 2.0
+
+
+class Inherits(Config):
+    pass
+
+
+class Mode(enum.Enum):
+    FAST = "fast"
+
+
+@dataclasses.dataclass
+class Options:
+    parent: float = 2.0
+
+    @property
+    def scale(self):
+        return SCALE
+
+
+class WithAttribute(nn.Module):
+    scale = 2.0  # without an annotation, so no field
+
+    def __call__(self, x):
+        return x * self.scale
+
+
+@jax.custom_vjp
+def scaled_backwards(x):
+    return x
+
+
+scaled_backwards.defvjp(lambda x: (x, None), lambda _, ct: (ct * SCALE,))
+
+
+@functools.wraps(jnp.sin)
+def looks_like_a_library(x):
+    return x * SCALE
+
+
+@np.vectorize
+def vectorized(x):
+    return x * SCALE
+
+
+def helper(x):
+    return x
+
+
+class Listed(list):
+    pass
+
+
+OPTIONS, LISTED, QUEUE, DEFAULTS = Options(), Listed([1]), collections.deque([1]), collections.defaultdict(int)
+LINEAR, BOUND = nnx.Linear(2, 2, rngs=nnx.Rngs(0)), nn.Dense(2).bind({"params": {"kernel": jnp.ones((2, 2))}})
+other_dense = nn.Dense(2).bind({"params": {"kernel": jnp.zeros((2, 2))}})
+
+
+def imports_itself(x):
+    import settings
+
+    return x * settings.scale
+
+
+def set_global(name, value):
+    globals()[name] = value
+
+
+CHANGES = {
+    "an attribute of a module": (lambda x: x * settings.scale, lambda: setattr(settings, "scale", 3.0)),
+    "a global of a module's function": (lambda x: settings.helper(x), lambda: setattr(settings, "scale", 4.0)),
+    "a function of a module": (lambda x: settings.helper(x), lambda: setattr(settings, "helper", lambda x: x)),
+    "a module that it imports": (imports_itself, lambda: setattr(settings, "scale", 5.0)),
+    "the environment": (lambda x: x * len(os.environ), lambda: os.environ.__setitem__("SCALE_OF_A_TEST", "1")),
+    "globals()": (lambda x: x * globals()["SCALE"], lambda: set_global("SCALE", 3.0)),
+    "an attribute of a class": (lambda x: x * Config.scale, lambda: setattr(Config, "scale", 3.0)),
+    "an inherited attribute": (lambda x: x * Inherits.scale, lambda: setattr(Config, "scale", 4.0)),
+    "an attribute of a module's class": (WithAttribute(), lambda: setattr(WithAttribute, "scale", 3.0)),
+    "an attribute of an enum": (lambda x: x * Mode.FAST.scale, lambda: setattr(Mode.FAST, "scale", 3.0)),
+    "an attribute of a function": (lambda x: x * helper.scale, lambda: setattr(helper, "scale", 3.0)),
+    "a field called parent": (lambda x: x * OPTIONS.parent, lambda: setattr(OPTIONS, "parent", 3.0)),
+    "what is no field": (lambda x: x * OPTIONS.other, lambda: setattr(OPTIONS, "other", 3.0)),
+    "a global of a property": (lambda x: x * OPTIONS.scale, lambda: set_global("SCALE", 4.0)),
+    "a global of a backward pass": (lambda x: scaled_backwards(x), lambda: set_global("SCALE", 5.0)),
+    "a global of a wrapper": (lambda x: looks_like_a_library(x), lambda: set_global("SCALE", 6.0)),
+    "a global of a vectorized function": (lambda x: vectorized(x), lambda: set_global("SCALE", 7.0)),
+    "a list of a class of its own": (lambda x: x * LISTED.scale, lambda: setattr(LISTED, "scale", 3.0)),
+    "a deque": (lambda x: x * QUEUE[0], lambda: QUEUE.appendleft(3)),
+    "a default": (lambda x: x * DEFAULTS["x"], lambda: setattr(DEFAULTS, "default_factory", float)),
+    "weights of an nnx module": (
+        lambda x: LINEAR(x),
+        lambda: nnx.update(LINEAR, nnx.state(nnx.Linear(2, 2, rngs=nnx.Rngs(1)))),
+    ),
+    "variables of a bound module": (lambda x: BOUND(x), lambda: set_global("BOUND", other_dense)),
+    "draws of numpy": (lambda x: x * np.random.normal(), lambda: None),
+}
+
+
+@pytest.mark.parametrize(("reader", "change"), CHANGES.values(), ids=CHANGES.keys())
+def test_what_reads_something_that_changed_is_another_function(reader, change):
+    before = canonical_key(reader)
+    scale = SCALE
+    change()
+    after = canonical_key(reader)
+    set_global("SCALE", scale)
+    assert before is None or after != before
+
+
+def test_modules_are_read_only_where_they_are_named():
+    """What else is in the module may change."""
+    before = canonical_key(lambda x: x * settings.scale)
+    settings.unrelated = object()
+    reader = lambda x: x * settings.scale
+    assert before is not None and canonical_key(reader) == canonical_key(reader)
+
+
+OTHER_ARRAYS = {
+    "int4": [np.array([-1, 2]).astype(ml_dtypes.int4).view(kind) for kind in (ml_dtypes.int4, ml_dtypes.uint4)],
+    "names of fields": [np.zeros(2, [(name, "f4")]) for name in "ab"],
+    "keys": [jax.random.wrap_key_data(jnp.arange(4, dtype="uint32"), impl=impl) for impl in ("rbg", "unsafe_rbg")],
+}
+
+
+@pytest.mark.parametrize("arrays", OTHER_ARRAYS.values(), ids=OTHER_ARRAYS.keys())
+def test_arrays_of_equal_bytes_differ_in_their_types(arrays):
+    first, second = map(canonical_key, arrays)
+    assert first is not None and first != second
+
+
+def test_a_masked_array_has_no_key():
+    assert canonical_key(np.ma.MaskedArray([1.0, 2.0], [False, True])) is None
