@@ -167,8 +167,10 @@ class Differentiable:
                 under an outer tape.
         """
         args = [tf.identity(arg) for arg in args]
-        if not self.wrt or not self.outs_with_gradient:
+        if not self.wrt:
             return self._emit(self.plain, args)
+        if not self.outs_with_gradient:  # or a tape asks the op itself, which has none
+            return [tf.stop_gradient(out) for out in self._emit(self.plain, args)]
         if self.refusal is not None:
             return self.without_gradient(args, self.refusal)
         saved_pullback = kept_pullback(self)
@@ -315,7 +317,8 @@ def _residual_form(function: Differentiable) -> ResidualForm:
         for i in function.outs_with_gradient
     ]
     used = {leaf.index for leaf in plan if leaf.is_argument}
-    used |= _args_that_fix_symbols(function.structs, [*residual_structs, *cotangent_structs], used)
+    gradients = [function.structs[i] for i in function.wrt]
+    used |= _args_that_fix_symbols(function.structs, [*residual_structs, *cotangent_structs], used, gradients)
     used_args = tuple(sorted(used))
 
     def backward(*values: Any) -> tuple[Any, ...]:
@@ -368,19 +371,29 @@ def _merge(outs: Sequence[Any], others: Sequence[Any], function: Differentiable)
     return [next(with_gradient) if is_inexact(struct) else next(without) for struct in function.out_structs]
 
 
-def _args_that_fix_symbols(args: Sequence[Any], others: Sequence[Any], used: set[int]) -> set[int]:
+def _args_that_fix_symbols(
+    args: Sequence[Any], others: Sequence[Any], used: set[int], results: Sequence[Any]
+) -> set[int]:
     """Returns arguments that the backward pass must take only because they tell the size of a symbol.
 
     `jax.export` finds a symbol where it stands alone as a size of an argument; a residual of size `b*t` tells neither.
+
+    Args:
+        args: the arguments of the function.
+        others: what the backward pass takes beside arguments of the function.
+        used: indices of the arguments that it takes anyway.
+        results: what it returns: the gradient has the size of an axis of which nothing else is left (a mean over it).
     """
-    needed = {symbol for struct in [*others, *(args[i] for i in used)] for symbol in _symbols(struct)}
-    told = {symbol for struct in [*others, *(args[i] for i in used)] for symbol in _lone_symbols(struct)}
+    taken = [*others, *(args[i] for i in used)]
+    needed = {symbol for struct in [*taken, *results] for symbol in _symbols(struct)}
+    told = {symbol for struct in taken for symbol in _lone_symbols(struct)}
     added: set[int] = set()
-    for index, struct in enumerate(args):
-        new = (_lone_symbols(struct) & needed) - told
-        if new:
-            added.add(index)
-            told |= new
+    for symbols_of in (_lone_symbols, _symbols):  # those in expressions (`2*k`) only where there is no other
+        for index, struct in enumerate(args):
+            new = (symbols_of(struct) & needed) - told
+            if new:
+                added.add(index)
+                told |= new
     return added
 
 

@@ -180,6 +180,8 @@ GRADIENT = {
     "top_k": Case(lambda x: lax.top_k(jnp.sin(x), 2), ("b,5",)),
     "reshape": Case(lambda w, x: jnp.sin(x.reshape(-1, 3) @ w).reshape(x.shape), ("3,3", "b,2,3")),
     "sizes": Case(lambda x: jnp.sin(x).sum(0) / x.shape[0], ("b,3",)),
+    "mean_over_batch": Case(lambda x: x.mean(0), ("b,3",)),
+    "first_row": Case(lambda x: jnp.sin(x)[0], ("b,3",)),
     "constant_output": Case(lambda x: (jnp.ones(3), jnp.sin(x)), ("b,3",)),
     "input_output": Case(lambda x: (x, jnp.sin(x), x), ("b,3",)),
 }

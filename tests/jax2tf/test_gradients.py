@@ -195,6 +195,30 @@ def test_a_tape_inside_watches_one_argument_and_a_tape_outside_all(name: str):
         np.testing.assert_allclose(got, expected, **GRADIENT_TOLERANCE[1])
 
 
+@pytest.mark.parametrize("shape", ["(b, t)", "(b, 2*t)"])
+@pytest.mark.parametrize("trace", [lambda fn: fn, lambda fn: tf.function(fn, autograph=False)], ids=["eager", "graph"])
+def test_gradient_over_an_axis_of_which_nothing_is_left(shape: str, trace: Callable[..., Any]):
+    converted = jax2tf.convert(lambda x: jnp.cos(x.mean(1)), polymorphic_shapes=[shape])
+    x = tf.constant([[1.0, 2.0, 3.0, 4.0]])
+
+    def gradient(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            value = converted(x)
+        return tape.gradient(value, x)
+
+    np.testing.assert_allclose(trace(gradient)(x), np.full((1, 4), -np.sin(2.5) / 4), rtol=1e-5)
+
+
+def test_integers_alone_have_no_gradient():
+    """As of native ops, also outside of a graph."""
+    x = tf.constant(A)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        largest = jax2tf.convert(jnp.argmax)(x)
+    assert tape.gradient(largest, x) is None
+
+
 # What may be asked of a tape
 
 
