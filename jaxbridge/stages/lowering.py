@@ -84,6 +84,8 @@ def check_platforms(platforms: Sequence[str] | None) -> tuple[str, ...] | None:
         return None
     if isinstance(platforms, str) or not platforms or not set(platforms) <= set(PLATFORMS):
         raise LoweringError(f"`platforms` must be a sequence out of {PLATFORMS}, got {platforms!r}.")
+    if len(set(platforms)) < len(platforms):
+        raise LoweringError(f"`platforms` must name each platform once, got {platforms!r}.")
     return tuple(platforms)
 
 
