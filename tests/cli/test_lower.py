@@ -5,7 +5,8 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from jaxbridge.cli.commands import cli
+from jaxbridge.cli.commands import STAGES, cli
+from jaxbridge.stages.records import DIALECTS
 
 MODEL = "tests.stages.models:mixed"
 LAYER = "tests.stages.models:split_layer"
@@ -48,6 +49,10 @@ def test_summary():
 )
 def test_texts(stage: str, text: str):
     assert text in run(LAYER, "--input", "8,16", "--text", stage)
+
+
+def test_every_text_can_be_asked_for():
+    assert STAGES == (*DIALECTS, "compiled")
 
 
 MISTAKES = [

@@ -160,6 +160,7 @@ MISTAKES = [
     (lambda: jaxbridge.lower(lambda: 3, struct(4, 8)), "must return a Keras layer or model, and returned 3"),
     (lambda: jaxbridge.lower(CASES[0].layer(), struct(4, 8), platforms="cpu"), "must be a sequence out of"),
     (lambda: jaxbridge.lower(CASES[0].layer(), struct(4, 8), platforms=("gpu",)), "must be a sequence out of"),
+    (lambda: jaxbridge.lower(CASES[0].layer(), struct(4, 8), platforms=("cpu", "cpu")), "each platform once"),
     (lambda: jaxbridge.lower(CASES[0].layer(), struct(4, 8)).as_text("mhlo"), "must be one of 'stablehlo', 'hlo'"),
     (lambda: jaxbridge.summary(CASES[0].layer()), "Nothing says what .* is called with"),
 ]
