@@ -75,8 +75,18 @@ _TEXTS: dict[str, tuple[str, str, str, Callable[[], str]]] = {
         "FlaxLayer needs it; JaxLayer works without it.",
         _reinstall("flax"),
     ),
-    "haiku": ("Haiku", "ModuleLayer takes its modules", "ModuleLayer needs it for its modules.", _reinstall("dm-haiku")),
-    "equinox": ("Equinox", "ModuleLayer takes its modules", "ModuleLayer needs it for its modules.", _reinstall("equinox")),
+    "haiku": (
+        "Haiku",
+        "ModuleLayer takes its modules",
+        "ModuleLayer needs it for its modules.",
+        _reinstall("dm-haiku"),
+    ),
+    "equinox": (
+        "Equinox",
+        "ModuleLayer takes its modules",
+        "ModuleLayer needs it for its modules.",
+        _reinstall("equinox"),
+    ),
 }
 
 

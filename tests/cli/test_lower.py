@@ -52,7 +52,7 @@ def test_texts(stage: str, text: str):
 
 
 def test_every_text_can_be_asked_for():
-    assert STAGES == (*DIALECTS, "compiled")
+    assert (*DIALECTS, "compiled") == STAGES
 
 
 MISTAKES = [

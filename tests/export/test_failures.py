@@ -123,7 +123,7 @@ def test_a_folder_that_cannot_be_written(model, tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")  # the superuser, as whom tests may run, may write everywhere
 
     monkeypatch.setattr(saved_model.tempfile, "mkdtemp", refuse)
-    with pytest.raises(ExportError, match="PermissionError: .* Choose a `path`"):
+    with pytest.raises(ExportError, match=r"PermissionError: .* Choose a `path`"):
         export_saved_model(model, tmp_path / "new" / "served", verify=False)
     assert left(tmp_path) == []
 
