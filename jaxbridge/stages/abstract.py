@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -13,31 +11,9 @@ import keras
 import numpy as np
 
 from jaxbridge.core.shapes import make_signature
+from jaxbridge.distribution.abstract import abstract_variables
 from jaxbridge.errors import LoweringError
 from jaxbridge.layers.base import BridgeLayer
-from jaxbridge.stages import _keras_private
-
-
-@contextlib.contextmanager
-def abstract_variables() -> Iterator[None]:
-    """Returns a context in which Keras variables are made without values, and never get any.
-
-    Keras' global seeds are afterwards what they were, so that a model that is made here changes no later one.
-    """
-    waiting, seeds = _keras_private.uninitialized_variables(), random.getstate()
-    try:
-        with keras.StatelessScope(initialize_variables=False):
-            yield
-    finally:
-        _keras_private.forget_uninitialized_variables(waiting, _no_value)
-        random.setstate(seeds)
-
-
-def _no_value(*_: Any, **__: Any) -> Any:
-    raise LoweringError(
-        "This variable was made without a value. A function that is given to `jaxbridge.lower` or `jaxbridge.summary` must "
-        "make all the layers of its model, and not use ones that are used elsewhere."
-    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,6 +20,12 @@ X = carry_cases.batch()
 INIT = nn.initializers.lecun_normal()
 
 
+class Summed(nn.Module):
+    @nn.compact
+    def __call__(self, inputs):
+        return nn.Dense(8)(inputs["x"] + inputs["y"])
+
+
 def partitioned(*names):
     return nn.Dense(8, kernel_init=nn.with_partitioning(INIT, names))
 

@@ -10,9 +10,9 @@ import pytest
 
 import jaxbridge
 from jaxbridge import backends
+from jaxbridge.distribution import _keras_private
+from jaxbridge.distribution.abstract import abstract_variables
 from jaxbridge.errors import LoweringError
-from jaxbridge.stages import _keras_private
-from jaxbridge.stages.abstract import abstract_variables
 from tests.stages import models
 from tests.stages.models import struct
 
@@ -138,6 +138,12 @@ def test_lowering_changes_no_later_model():
     have = keras.layers.Dense(2)
     have.build((None, 4))
     np.testing.assert_array_equal(*(np.asarray(layer.kernel * 1) for layer in (wanted, have)))
+
+
+def test_names_are_numbered_as_if_nothing_had_been_lowered():
+    make = lambda: keras.Sequential([keras.Input((4,)), keras.layers.Dense(2), keras.layers.Dense(2)])
+    lowered = set(jaxbridge.lower(make, struct(4, 4)).args_info[0][0])
+    assert {v.path for v in make().weights} == lowered
 
 
 def test_matmul_precision_and_x64_reach_every_process():
