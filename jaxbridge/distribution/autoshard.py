@@ -183,8 +183,10 @@ def _struct(variable: Any) -> jax.ShapeDtypeStruct:
 
 def _input_structs(model: Any, inputs: Any) -> Any:
     if inputs is None:
-        # A Sequential model has `input` only once it has been called, and `inputs` always.
-        inputs = model.inputs[0] if isinstance(model, keras.Sequential) else getattr(model, "input", None)
+        if isinstance(model, keras.Sequential):
+            inputs = model.inputs[0]  # it has `input` only once it has been called
+        elif not isinstance(model, keras.Model) or getattr(model, "inputs", None):
+            inputs = getattr(model, "input", None)  # of a subclassed model it has no structure
         if inputs is None:
             raise _unknown_inputs(model)
 
