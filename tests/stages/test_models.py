@@ -70,6 +70,13 @@ def test_unknown_sizes():
         have.compile()
 
 
+@pytest.mark.parametrize("given", [models.mixed, models.mixed()], ids=["function", "model"])
+def test_declared_inputs_are_those_of_the_model(given):
+    have = jaxbridge.lower(given, batch_size=4)
+    assert have.cost_analysis() == lowered(False).cost_analysis()
+    assert have.args_info[0][1].shape == (4, 8)
+
+
 def test_an_unbuilt_model_is_left_unbuilt():
     model = keras.Sequential([keras.layers.Dense(4, use_bias=False), keras.layers.Dropout(0.5)])
     have = jaxbridge.lower(model, struct(2, 8))
