@@ -24,7 +24,11 @@ def abstract_variables() -> Iterator[None]:
     Keras' global seeds and the numbers in its automatic names are afterwards what they were, so that a model that is made
     here changes no later one: the same function gives the same names again.
     """
-    waiting, names, seeds = _keras_private.uninitialized_variables(), _keras_private.automatic_names(), random.getstate()
+    waiting, names, seeds = (
+        _keras_private.uninitialized_variables(),
+        _keras_private.automatic_names(),
+        random.getstate(),
+    )
     token = _abstract.set(True)
     try:
         with keras.StatelessScope(initialize_variables=False):

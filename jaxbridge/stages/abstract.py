@@ -57,7 +57,9 @@ def find_target(given: Any, inputs: Any) -> Target:
     with abstract_variables():
         layer = make()
         if not isinstance(layer, keras.layers.Layer):
-            raise LoweringError(f"{given!r} must return a Keras layer or model, and returned {layer!r}.{_remedy(layer)}")
+            raise LoweringError(
+                f"{given!r} must return a Keras layer or model, and returned {layer!r}.{_remedy(layer)}"
+            )
         arguments = _arguments(layer, inputs)
         if not isinstance(layer, BridgeLayer) and not layer.built:
             tensors = arguments.keras_tensors()

@@ -139,7 +139,9 @@ def _obstacle(program: Program, platforms: tuple[str, ...] | None) -> str | None
         return f"the inputs {_shown(program)} have unknown sizes. Lower it for known ones."
     if platforms not in (None, (here,)) and (here != "gpu" or platforms not in (("cuda",), ("rocm",))):
         # JAX would compile it all the same, for the platform that is here.
-        return f"it was lowered for {', '.join(platforms)}, and JAX runs on {here} here. Lower it for {here}, the default."
+        return (
+            f"it was lowered for {', '.join(platforms)}, and JAX runs on {here} here. Lower it for {here}, the default."
+        )
     return None
 
 

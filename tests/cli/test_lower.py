@@ -60,8 +60,16 @@ MISTAKES = [
     ([LAYER], 1, "Nothing says what 'net' is called with. Say it: `--input 8,28,28,1`."),
     ([LAYER, "--summary"], 1, "Nothing says what 'net' is called with. Say it: `--input 8,28,28,1`."),
     ([LAYER, "--summary", "--input", "?,16"], 1, "Give sizes that are numbers, such as 8, 28, 28, 1."),
-    (["tests.stages.models:UpDown"], 1, "It is a module: wrap it in a layer, `lambda: jaxbridge.FlaxLayer(UpDown(...))`."),
-    ([LAYER, "--input", "8,16", "--platform", "tpu", "--text", "compiled"], 1, "was lowered for tpu, and JAX runs on cpu here. Lower it for cpu, the default."),
+    (
+        ["tests.stages.models:UpDown"],
+        1,
+        "It is a module: wrap it in a layer, `lambda: jaxbridge.FlaxLayer(UpDown(...))`.",
+    ),
+    (
+        [LAYER, "--input", "8,16", "--platform", "tpu", "--text", "compiled"],
+        1,
+        "was lowered for tpu, and JAX runs on cpu here. Lower it for cpu, the default.",
+    ),
     ([MODEL, "--input", "8,9"], 1, "expected axis -1 of input shape to have value 8"),
     ([MODEL, "--summary", "--gradient"], 2, "--summary goes with neither"),
     ([MODEL, "--text", "hlo", "--json"], 2, "give one of them"),

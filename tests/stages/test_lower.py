@@ -164,7 +164,10 @@ MISTAKES = [
     (lambda: jaxbridge.lower(CASES[0].layer(), struct(4, 8)).as_text("mhlo"), "must be one of 'stablehlo', 'hlo'"),
     (lambda: jaxbridge.summary(CASES[0].layer()), "Nothing says what .* is called with"),
     (lambda: jaxbridge.lower(CASES[0].layer()), r"Nothing says what .*`inputs=keras\.KerasTensor\(\(8, 28, 28, 1\)\)`"),
-    (lambda: jaxbridge.lower(models.Head(), struct(4, 8)), r"wrap it in a layer, `lambda: jaxbridge\.FlaxLayer\(Head\("),
+    (
+        lambda: jaxbridge.lower(models.Head(), struct(4, 8)),
+        r"wrap it in a layer, `lambda: jaxbridge\.FlaxLayer\(Head\(",
+    ),
     (lambda: jaxbridge.lower(models.Head, struct(4, 8)), r"wrap it in a layer, `lambda: jaxbridge\.FlaxLayer\(Head\("),
     (lambda: jaxbridge.lower(lambda: models.Head(), struct(4, 8)), r"returned Head\((?s:.*) It is a module: wrap it"),
     (lambda: jaxbridge.lower(eqx.nn.Identity, struct(4, 8)), r"`lambda: jaxbridge\.ModuleLayer\(Identity\("),

@@ -13,6 +13,7 @@ from jaxbridge import backends
 from jaxbridge.distribution import _keras_private
 from jaxbridge.distribution.abstract import abstract_variables
 from jaxbridge.errors import LoweringError
+from jaxbridge.layers.initialization import Initialization
 from tests.stages import models
 from tests.stages.models import struct
 
@@ -70,9 +71,9 @@ def test_unknown_sizes():
         have.compile()
 
 
-@pytest.mark.parametrize("given", [models.mixed, models.mixed()], ids=["function", "model"])
-def test_declared_inputs_are_those_of_the_model(given):
-    have = jaxbridge.lower(given, batch_size=4)
+@pytest.mark.parametrize("is_made", [False, True], ids=["function", "model"])
+def test_declared_inputs_are_those_of_the_model(is_made: bool):
+    have = jaxbridge.lower(models.mixed() if is_made else models.mixed, batch_size=4)
     assert have.cost_analysis() == lowered(False).cost_analysis()
     assert have.args_info[0][1].shape == (4, 8)
 
@@ -134,6 +135,24 @@ def test_no_variable_waits_for_a_value_afterwards():
     assert _keras_private.uninitialized_variables() == before
     with pytest.raises(LoweringError, match="made without a value"):
         layer(np.ones((2, 8), "float32"))
+
+
+def test_a_bridge_layer_in_a_traced_model_gets_no_values(monkeypatch):
+    """Keras traces a subclassed model to build it, and reads the variables there."""
+
+    class Around(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.net = jaxbridge.JaxLayer(models.call, models.init)
+
+        def call(self, inputs):
+            return self.net(inputs)
+
+    monkeypatch.setattr(Initialization, "values", lambda *_: pytest.fail("values were made"))
+    with abstract_variables():
+        model = Around()
+        assert model(keras.KerasTensor((None, 8))).shape == (None, 16)
+    assert [variable.shape for variable in model.weights] == [(16,), (8, 16)]
 
 
 def test_lowering_changes_no_later_model():
