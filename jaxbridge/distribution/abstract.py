@@ -13,7 +13,6 @@ import keras
 from jaxbridge.distribution import _keras_private
 from jaxbridge.errors import LoweringError
 
-
 _abstract: contextvars.ContextVar[bool] = contextvars.ContextVar("abstract", default=False)
 
 

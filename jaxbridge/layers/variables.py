@@ -20,8 +20,8 @@ from jaxbridge.core import prng
 from jaxbridge.core.canonical import canonical_key
 from jaxbridge.core.constraints import is_annotated, without_annotations
 from jaxbridge.core.tree_paths import clean_paths, is_array, leaf_paths
-from jaxbridge.distribution.abstract import values_are_wanted
 from jaxbridge.distribution._keras_private import PlacedVariable
+from jaxbridge.distribution.abstract import values_are_wanted
 from jaxbridge.distribution.layouts import Decision, decide, remember
 
 
