@@ -116,7 +116,7 @@ def lower(
     if stage and as_json:
         raise click.UsageError("--text prints a program, --json figures: give one of them.")
     compiler = _compiler()
-    given = inputs or compiler.declared_inputs(batch_size)
+    given = inputs or compiler.declared_inputs(batch_size, "Say it: `--input 8,28,28,1`.")
     try:
         if as_summary:
             compiler.print_summary(target, given, training, as_json)
