@@ -38,7 +38,10 @@ FLOORS: dict[str, tuple[set[str], set[str]]] = {
     "testing": (UNDER_CLI - {"testing"}, {*ARRAYS, "keras", "tensorflow", "pytest"}),
     "cli": (UNDER_CLI, {*ARRAYS, "keras", "tensorflow", "click", "rich"}),
     "__main__": ({"cli"}, set()),
-    "__init__": (UNDER_CLI, set()),
+    "_command": (set(), set()),
+    "_public": (UNDER_CLI, set()),
+    # What it imports where the process is not the command.
+    "__init__": ({*UNDER_CLI, "_command", "_public"}, set()),
 }
 
 # Private modules that have no underscore to tell them by.

@@ -5,15 +5,47 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import click
 
-from jaxbridge.cli import compiler, report
+from jaxbridge.cli import report
 from jaxbridge.cli.diagnosis import diagnose
+from jaxbridge.cli.imports import backend_advice
+from jaxbridge.cli.steps import one_line
 from jaxbridge.cli.versions import TESTED_BACKENDS
 from jaxbridge.core.platforms import PLATFORMS
 from jaxbridge.errors import JaxBridgeError
+
+#: The texts that `lower` prints; here, as the module that prints them imports Keras.
+STAGES = ("stablehlo", "hlo", "compiled")
+
+
+def _compiler() -> ModuleType:
+    """Returns the module behind `lower`, imported now: the other commands speak where Keras cannot be imported.
+
+    Raises:
+        ClickException: it cannot be imported here, or jaxbridge does not have Keras' backend.
+    """
+    try:
+        from jaxbridge import backends
+        from jaxbridge.cli import compiler
+
+        backends.current()
+    except JaxBridgeError as error:
+        raise click.ClickException(str(error)) from error
+    except Exception as error:  # what Keras and its backends raise for a wrong name, or where they are broken
+        raise click.ClickException(
+            f"Keras cannot be imported: {one_line(error)}. {backend_advice()}. `jaxbridge doctor` looks at all of it."
+        ) from error
+    return compiler
+
+
+def _read_by(name: str) -> Callable[[Any, Any, Any], Any]:
+    """Returns the callback of an option that the function of this name reads."""
+    return lambda context, option, value: getattr(_compiler(), name)(context, option, value)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -46,12 +78,12 @@ def doctor(as_json: bool, self_test: bool, backends: tuple[str, ...]) -> None:
 
 
 @cli.command()
-@click.argument("target", metavar="MODULE:FUNCTION", callback=compiler.find_function)
+@click.argument("target", metavar="MODULE:FUNCTION", callback=_read_by("find_function"))
 @click.option(
     "--input",
     "inputs",
     multiple=True,
-    callback=compiler.read_inputs,
+    callback=_read_by("read_inputs"),
     metavar="SHAPE[:DTYPE]",
     help="A positional input, such as 32,28,28,1 or 8,128:int32; ? is an unknown size. Default: what the model declares.",
 )
@@ -62,7 +94,7 @@ def doctor(as_json: bool, self_test: bool, backends: tuple[str, ...]) -> None:
     "--platform", "platforms", multiple=True, type=click.Choice(PLATFORMS), help="Lower for it; may be repeated."
 )
 @click.option("--summary", "as_summary", is_flag=True, help="Print what each layer costs.")
-@click.option("--text", "stage", type=click.Choice(compiler.STAGES), help="Print the program at this stage.")
+@click.option("--text", "stage", type=click.Choice(STAGES), help="Print the program at this stage.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def lower(
     target: Any,
@@ -83,7 +115,8 @@ def lower(
         raise click.UsageError("--summary goes with neither --gradient, nor --platform, nor --text.")
     if stage and as_json:
         raise click.UsageError("--text prints a program, --json figures: give one of them.")
-    given = inputs or compiler.declared_inputs(batch_size)
+    compiler = _compiler()
+    given = inputs or compiler.declared_inputs(batch_size, "Say it: `--input 8,28,28,1`.")
     try:
         if as_summary:
             compiler.print_summary(target, given, training, as_json)

@@ -22,9 +22,6 @@ from jaxbridge.stages import Lowered, lower, summary
 from jaxbridge.stages.abstract import declared_inputs as declared_inputs
 from jaxbridge.stages.records import DIALECTS
 
-#: The texts that can be printed.
-STAGES = (*DIALECTS, "compiled")
-
 
 def find_function(context: Any, option: Any, text: str) -> Callable[[], Any]:
     """Returns the function that "module:function" names; modules are also looked for in the working directory."""
@@ -76,7 +73,7 @@ def program_text(
 ) -> str:
     """Returns the program at a stage."""
     lowered = lower(target, inputs, training, platforms, gradient=gradient)
-    if stage != STAGES[-1]:
+    if stage in DIALECTS:
         return lowered.as_text(stage)
     text = lowered.compile().as_text()
     if text is None:

@@ -17,9 +17,9 @@ def print_diagnosis(found: Diagnosis) -> None:
     """Prints the tables and a last line that says it all."""
     console = Console()
     console.print(_pairs("Versions", {name: version or "not installed" for name, version in found.versions.items()}))
-    console.print(_pairs("JAX", found.jax))
-    if found.tensorflow is not None:
-        console.print(_pairs("TensorFlow", found.tensorflow))
+    for title, facts in (("JAX", found.jax), ("TensorFlow", found.tensorflow)):
+        if facts is not None:
+            console.print(_pairs(title, facts))
     checks = Table(title="Checks", title_justify="left")
     for column in ("check", "result", "detail"):
         checks.add_column(column, overflow="fold")

@@ -1,16 +1,10 @@
-"""What is installed, and what JAX and TensorFlow write, read and see. Works where TensorFlow or Flax are missing."""
+"""What is installed, by what the packages say of themselves: nothing is imported, as an import can end the process."""
 
 from __future__ import annotations
 
 import platform
 import re
 from importlib import metadata
-from typing import Any
-
-import jax
-import jax.export
-
-from jaxbridge.core._jax_private import oldest_version, written_version
 
 TESTED_BACKENDS = ("jax", "tensorflow")
 
@@ -56,38 +50,3 @@ def too_old(versions: dict[str, str | None]) -> list[str]:
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
-
-
-def jax_facts() -> dict[str, Any]:
-    """Returns what the installed JAX writes and sees."""
-    return {
-        "stablehlo_written": written_version(),
-        "stablehlo_oldest": oldest_version(),
-        "calling_conventions": [
-            jax.export.minimum_supported_calling_convention_version,
-            jax.export.maximum_supported_calling_convention_version,
-        ],
-        "devices": [f"{device.platform}:{device.id} ({device.device_kind})" for device in jax.devices()],
-    }
-
-
-def tensorflow_facts() -> dict[str, Any]:
-    """Returns what the installed TensorFlow reads and sees, and what is written for it.
-
-    Raises:
-        Exception: whatever its import raises.
-    """
-    import tensorflow as tf
-
-    from jaxbridge.jax2tf import targets
-    from jaxbridge.jax2tf.platforms import default_platforms
-
-    here, written = targets.installed(), targets.resolve(None)
-    return {
-        "stablehlo_read": here.stablehlo,
-        "calling_convention": here.calling_convention,
-        "shardy": here.shardy,
-        "devices": [f"{device.device_type}: {device.name}" for device in tf.config.list_physical_devices()],
-        "default_platforms": list(default_platforms()),
-        "written": {"stablehlo": written.stablehlo, "calling_convention": written.calling_convention},
-    }

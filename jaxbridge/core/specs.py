@@ -218,7 +218,13 @@ def tree_specs(specs: Specs, paths: Sequence[str], what: str) -> list[P | None]:
     is_above = lambda key, path: not key or f"{path}/".startswith(f"{key}/")
     for key, _ in specs:
         if not any(is_above(key, path) for path in paths):
-            raise ShardingError(f"`{what}s` has a spec for '{key}'; the {what}s are: {', '.join(paths) or 'none'}.")
+            said = f"`{what}s` has a spec for '{key}'"
+            if tuple(paths) == ("",):  # the array itself, in no structure
+                raise ShardingError(
+                    f"{said}, and there is one {what}, in no structure that has such a place. One {what} takes one "
+                    f"PartitionSpec: `{what}s=PartitionSpec('data')`."
+                )
+            raise ShardingError(f"{said}; the {what}s are: {', '.join(paths) or 'none'}.")
     found = []
     for path in paths:
         above = [pair for pair in specs if is_above(pair[0], path)]

@@ -1,12 +1,17 @@
-"""What of `keras.distribution` has no public name. Seen in Keras 3.13 and 3.15; tests/distribution/test_private_apis.py."""
+"""What of Keras has no public name. Seen in Keras 3.12 to 3.15; tests/distribution/test_private_apis.py."""
 
 from __future__ import annotations
 
+import collections
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
+from keras.src.backend.common import global_state
+
+_UNINITIALIZED = "uninitialized_variables"
+_NAMES = "object_name_uids"
 
 
 @contextlib.contextmanager
@@ -56,3 +61,35 @@ class PlacedVariable(keras.Variable):
 
     def _initialize_with_initializer(self, initializer: Any) -> None:
         self._initialize(initializer(self.shape, dtype=self.dtype))
+
+
+def uninitialized_variables() -> list[Any]:
+    """Returns the variables whose values Keras will make at the end of the outermost scope.
+
+    Keras keeps those of a `keras.StatelessScope(initialize_variables=False)` too, and the next scope of the process would
+    make their values: 40 GB for ten billion parameters. `tests/stages/test_models.py` fails when this moves.
+    """
+    return list(global_state.get_global_attribute(_UNINITIALIZED) or [])
+
+
+def forget_uninitialized_variables(waiting: list[Any], instead: Callable[..., Any]) -> None:
+    """Gives up all uninitialized variables but `waiting`; who reads the value of one outside a scope gets `instead()`."""
+    kept = {id(variable) for variable in waiting}
+    for variable in uninitialized_variables():
+        if id(variable) not in kept:
+            variable._initializer = instead
+    global_state.set_global_attribute(_UNINITIALIZED, list(waiting))
+
+
+def automatic_names() -> dict[str, int]:
+    """Returns how many objects had each name that Keras gives by itself: the next one gets that number.
+
+    Only `keras.utils.clear_session` is public, which forgets all of them. `tests/stages/test_models.py` fails when this
+    moves.
+    """
+    return dict(global_state.get_global_attribute(_NAMES) or {})
+
+
+def restore_automatic_names(names: Mapping[str, int]) -> None:
+    """Lets Keras number its names from these again."""
+    global_state.set_global_attribute(_NAMES, collections.defaultdict(int, names))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +14,9 @@ import numpy as np
 from jaxbridge import backends
 from jaxbridge.core.dimension_flow import follow
 from jaxbridge.core.dimensions import Dimensions
+from jaxbridge.distribution.abstract import abstract_variables
 from jaxbridge.distribution.decisions import Decision, decide
+from jaxbridge.distribution.native import keras_mesh
 from jaxbridge.distribution.plan import PlannedVariable, ShardingPlan
 from jaxbridge.errors import JaxBridgeError, ShapeError, ShardingError
 
@@ -34,8 +37,8 @@ class Autosharded(NamedTuple):
 
 
 def autoshard(
-    model: keras.layers.Layer,
-    mesh: keras.distribution.DeviceMesh,
+    model: keras.layers.Layer | Callable[[], keras.layers.Layer],
+    mesh: keras.distribution.DeviceMesh | jax.sharding.Mesh,
     *,
     axis_name: str | None = None,
     inputs: Any = None,
@@ -50,13 +53,15 @@ def autoshard(
     is replicated, and the report says why. Layouts never change what a model computes, only where.
 
     Args:
-        model: a built model or layer, of native Keras layers, bridge layers or both.
-        mesh: the mesh.
+        model: a function without arguments that makes the model, which then is made without values for its variables, so
+            that it need not fit into memory; or a model or layer, of native Keras layers, bridge layers or both. One that
+            is not built is built by this, for `inputs`: its variables get their values, whole.
+        mesh: the mesh, of Keras or JAX.
         axis_name: the mesh axis to split over; None for the last one, which in `ModelParallel` is the one that does not
             split the batch.
         inputs: an example of the model's inputs, as tensors, arrays, `keras.KerasTensor`s or `jax.ShapeDtypeStruct`s; None
             for those that the model was built for.
-        min_bytes: variables of fewer bytes are not split for their own sake, only with a larger one.
+        min_bytes: variables of fewer bytes are not split for their own sake, only with a larger one. At least 0.
 
     Returns:
         The layouts and a report of them. The keys are the variables' paths, so the model that is made anew under
@@ -64,20 +69,24 @@ def autoshard(
 
     Raises:
         UnsupportedBackendError: Keras' backend is not JAX.
-        ShardingError: the model is not built, or the mesh has no such axis.
+        ShardingError: `model`, `mesh` or `min_bytes` is none, the model has no variables, or the mesh has no such axis.
         ShapeError: `inputs` are needed, or the model cannot be traced with what was assumed for unknown sizes.
 
     Example (on the JAX backend):
         mesh = keras.distribution.DeviceMesh((2, 4), ["data", "model"])
-        layout_map, report = autoshard(make_model(), mesh)
-        keras.utils.clear_session()  # names start anew
+        layout_map, report = autoshard(make_model, mesh)
         with keras.distribution.ModelParallel(layout_map=layout_map, batch_dim_name="data").scope():
             model = make_model()
     """
+    backends.current().trace(tuple)  # says so where there is nothing to decide, before anything is made
+    mesh = _device_mesh(mesh)
     axis_name, count = _axis_of(mesh, axis_name)
+    if isinstance(min_bytes, bool) or not isinstance(min_bytes, int | np.integer) or min_bytes < 0:
+        raise ShardingError(f"`min_bytes` must be a number of bytes, at least 0, got {min_bytes!r}.")
+    model = _built(model, inputs)
     variables = list(model.variables)
-    if not model.built or not variables:
-        raise ShardingError(f"'{model.name}' has no variables to lay out: build it first, by a call or `keras.Input`.")
+    if not variables:
+        raise ShardingError(f"'{model.name}' has no variables to lay out.")
     dims = _dimensions_of(model, variables, inputs)
     decisions = decide(dims, [_nbytes(variable) for variable in variables], count, min_bytes)
     decisions = _one_per_path(variables, decisions)
@@ -88,6 +97,43 @@ def autoshard(
     for row in {row.path: row for row in rows if row.is_split}.values():
         layout_map[_key(row.path)] = row.spec
     return Autosharded(layout_map, ShardingPlan(axis_name, count, rows))
+
+
+def _device_mesh(mesh: Any) -> keras.distribution.DeviceMesh:
+    if isinstance(mesh, keras.distribution.DeviceMesh):
+        return mesh
+    if isinstance(mesh, jax.sharding.Mesh):
+        return keras_mesh(mesh)
+    raise ShardingError(
+        f"`mesh` must be a mesh of devices, got {mesh!r}. Write `keras.distribution.DeviceMesh((2, 4), ['data', 'model'])` or "
+        "`jax.make_mesh((2, 4), ('data', 'model'))`."
+    )
+
+
+def _built(given: Any, inputs: Any) -> keras.layers.Layer:
+    """Returns a model that has its variables: `given` itself, or what it makes, without values."""
+    is_layer = isinstance(given, keras.layers.Layer)
+    if not is_layer and not callable(given):
+        raise ShardingError(f"`model` must be a Keras model or layer, or a function that makes one, got {given!r}.")
+    with contextlib.nullcontext() if is_layer else abstract_variables():
+        model = given if is_layer else given()
+        if not isinstance(model, keras.layers.Layer):
+            raise ShardingError(f"{given!r} must return a Keras model or layer, and returned {model!r}.")
+        if not (model.built and model.variables) and inputs is not None:
+            model(jax.tree.map(_keras_tensor, inputs))
+        elif not model.built:
+            raise _unknown_inputs(model)
+    return model
+
+
+def _keras_tensor(leaf: Any) -> keras.KerasTensor:
+    return keras.KerasTensor(leaf.shape, keras.backend.standardize_dtype(leaf.dtype))
+
+
+def _unknown_inputs(model: keras.layers.Layer) -> ShapeError:
+    return ShapeError(
+        f"'{model.name}' does not say what its inputs are. Give an example: `autoshard(model, mesh, inputs=x)`."
+    )
 
 
 def _axis_of(mesh: keras.distribution.DeviceMesh, axis_name: str | None) -> tuple[str, int]:
@@ -137,12 +183,12 @@ def _struct(variable: Any) -> jax.ShapeDtypeStruct:
 
 def _input_structs(model: Any, inputs: Any) -> Any:
     if inputs is None:
-        # A Sequential model has `input` only once it has been called, and `inputs` always.
-        inputs = model.inputs[0] if isinstance(model, keras.Sequential) else getattr(model, "input", None)
+        if isinstance(model, keras.Sequential):
+            inputs = model.inputs[0]  # it has `input` only once it has been called
+        elif not isinstance(model, keras.Model) or getattr(model, "inputs", None):
+            inputs = getattr(model, "input", None)  # of a subclassed model it has no structure
         if inputs is None:
-            raise ShapeError(
-                f"'{model.name}' does not say what its inputs are. Give an example: `autoshard(model, mesh, inputs=x)`."
-            )
+            raise _unknown_inputs(model)
 
     def struct(leaf: Any) -> jax.ShapeDtypeStruct:
         shape = [NOMINAL_SIZE if size is None else size for size in leaf.shape]

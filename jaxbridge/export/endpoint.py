@@ -114,6 +114,7 @@ def make_endpoint(
     """
     if not model.built:
         raise ExportError(f"Model '{model.name}' is not built: call it once, or give its inputs with `keras.Input`.")
+    _check_call(model)
     inputs = _inputs_of(model) if inputs is None else inputs
     flat = keras.tree.flatten(inputs)
     texts = None if polymorphic_shapes is None else tuple(keras.tree.flatten(polymorphic_shapes))
@@ -129,6 +130,19 @@ def make_endpoint(
         symbolic_batch=not all(isinstance(leaf, keras.KerasTensor) for leaf in flat),
     )
     return Endpoint(model, training, _numbered(inputs), _input_names(inputs, flat), dtypes, signature)
+
+
+def _check_call(model: keras.Model) -> None:
+    parameters = list(inspect.signature(model.call).parameters.values())
+    several = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    others = [name for name in several[1:] if name != "training"]
+    if others:
+        names = ", ".join([several[0], *others])
+        raise ExportError(
+            f"Model '{model.name}' is called with the arguments {names}; only a model whose inputs are one argument can be "
+            f"exported. Let its `call` take them as one dict or list, or export `keras.Model([{names}], model({names}))`, "
+            "where each is a `keras.Input`: it has the same variables."
+        )
 
 
 def _dtype_name(leaf: Any) -> str:
@@ -152,8 +166,17 @@ def _inputs_of(model: keras.Model) -> Any:
         )
     # These are the shapes of the call that built it, whose batch size is not promised for others.
     return keras.tree.map_shape_structure(
-        lambda shape: keras.KerasTensor((None, *shape[1:]) if shape else (), model.input_dtype), shapes
+        lambda shape: keras.KerasTensor((None, *shape[1:]) if shape else (), model.input_dtype), _plain(shapes)
     )
+
+
+def _plain(node: Any) -> Any:
+    """Returns dicts and lists as such: Keras tracks those that are attributes in subclasses, leaves to `jax.tree`."""
+    if isinstance(node, dict):
+        return {key: _plain(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_plain(item) for item in node]
+    return tuple(map(_plain, node)) if type(node) is tuple else node
 
 
 def _numbered(inputs: Any) -> Any:
@@ -171,7 +194,7 @@ def _input_names(inputs: Any, flat: Sequence[Any]) -> tuple[str, ...]:
             named.append(f"inputs_{path}" if path else "inputs")
         else:
             named.append(leaf.name)
-    return tuple(_distinct(named))
+    return tuple(_distinct(named, as_inputs=True))
 
 
 def _has_automatic_name(leaf: Any) -> bool:
@@ -179,14 +202,19 @@ def _has_automatic_name(leaf: Any) -> bool:
     return not name or name.startswith("keras_tensor")
 
 
-def _distinct(names: Sequence[str]) -> list[str]:
-    """Returns names as TensorFlow takes them for arguments, each once."""
+def _distinct(names: Sequence[str], as_inputs: bool = False) -> list[str]:
+    """Returns names as TensorFlow takes them, each once.
+
+    Of inputs those that differ in case alone are one name to it, and its functions have a parameter `self` themselves.
+    """
     found: list[str] = []
+    taken = {"self"} if as_inputs else set()
     for name in names:
         base = cleaned = clean_path(name).replace("/", "_").replace("-", "_")
         number = 0
-        while cleaned in found:
+        while (spelling := cleaned.lower() if as_inputs else cleaned) in taken:
             number += 1
             cleaned = f"{base}_{number}"
+        taken.add(spelling)
         found.append(cleaned)
     return found

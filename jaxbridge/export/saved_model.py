@@ -109,13 +109,14 @@ def export_saved_model(
 
     Returns:
         A report of what was written. The SavedModel has the signature "serving_default" with the inputs' and outputs'
-        names, and a function `serve` that takes the inputs in the model's structure.
+        names, and a function `serve` that takes the inputs in the model's structure. A name that TensorFlow cannot have
+        for an input ("self", a second one that differs in case alone) gets a number: see `inputs` of the report.
 
     Raises:
         ConversionError: the target is unknown, or an op needs a newer StableHLO than it reads.
-        ExportError: the model is not built, none of the platforms is this machine's (where it is to be verified), `path`
-            holds something else, or what was written cannot be served or gives other results. Nothing is left at `path`
-            then.
+        ExportError: the model is not built or is called with several arguments, none of the platforms is this machine's
+            (where it is to be verified), `path` holds something else or cannot be written, or what was written cannot be
+            served or gives other results. Nothing is left at `path` then.
         ShapeError: the model cannot be traced with its unknown sizes.
         MissingDependencyError: TensorFlow is not installed.
 
@@ -172,6 +173,8 @@ def _checked_platforms(platforms: Sequence[str] | None, verify: bool) -> tuple[s
         return backends.current().serving_platforms()
     if isinstance(platforms, str) or not platforms or not set(platforms) <= set(PLATFORMS):
         raise ExportError(f"`platforms` must be a sequence out of {PLATFORMS}, got {platforms!r}.")
+    if len(set(platforms)) < len(platforms):
+        raise ExportError(f"`platforms` must name each platform once, got {platforms!r}.")
     here = backends.current().serving_platforms()
     if verify and not set(platforms) & set(here):
         raise ExportError(
@@ -210,14 +213,22 @@ def _check_directory(target: Path) -> None:
 def _workshop(target: Path) -> Iterator[Path]:
     """Returns a context with an empty folder on the target's file system; nothing of it is left, nor a new parent."""
     missing = [parent for parent in target.parents if not parent.exists()]
-    target.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    folder = None
     try:
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            folder = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+        except OSError as error:
+            raise ExportError(
+                f"Nothing can be written in {target.parent} ({type(error).__name__}: {error}). Choose a `path` whose "
+                "parent is a folder that you may write in, or can be made one."
+            ) from error
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
         for parent in missing:
-            with contextlib.suppress(OSError):  # not empty: the export succeeded
+            with contextlib.suppress(OSError):  # not empty: the export succeeded; or never made
                 parent.rmdir()
 
 

@@ -72,8 +72,8 @@ def convert(
     only, the gradient runs the forward pass again.
 
     Raises:
-        ConversionError: a platform or target is unknown, an argument is no tensor, the installed versions do not fit, or
-            an op needs a newer StableHLO than the target reads.
+        ConversionError: a platform or target is unknown, an argument or output is no tensor, the installed versions do
+            not fit, or an op needs a newer StableHLO than the target reads.
         UnsupportedOperationError: at a call, the function holds what TensorFlow cannot run: a callback, a custom call
             without a portable rule (`jnp.linalg.eig`), a `shard_map` over several devices.
         ShapeError: at a call, a size breaks a declared shape or a constraint.
@@ -130,10 +130,12 @@ class Conversion:
             count("traces")
             args, kwargs = jax.tree.unflatten(treedef, values)
             with records.gathering() as found:
-                leaves, out_tree = jax.tree.flatten(fn(*args, **kwargs))
+                pairs, out_tree = jax.tree_util.tree_flatten_with_path(fn(*args, **kwargs))
+            for path, leaf in pairs:
+                _check_output(leaf, path_text(path))
             self._records.update(found)
             out_trees[:] = [out_tree]
-            return leaves
+            return [leaf for _, leaf in pairs]
 
         self._out_trees = out_trees
         self.function = Differentiable(flat, signature.structs(), options)
@@ -195,6 +197,8 @@ def _checked_platforms(platforms: Sequence[str] | None) -> tuple[str, ...] | Non
         raise ConversionError(
             f"`native_serialization_platforms` must be a sequence out of {PLATFORMS}, got {platforms!r}."
         )
+    if len(set(platforms)) < len(platforms):
+        raise ConversionError(f"`native_serialization_platforms` must name each platform once, got {platforms!r}.")
     return tuple(platforms)
 
 
@@ -256,6 +260,23 @@ def to_tensor(value: Any, path: str) -> Any:
             ) from error
     wanted = tf_dtype(jax_dtype(value.dtype))
     return tf.convert_to_tensor(value) if value.dtype == wanted else tf.cast(value, wanted)
+
+
+def _check_output(value: Any, path: str) -> None:
+    where = f"Output '{path}'" if path else "The output"
+    dtype = getattr(value, "dtype", None)
+    if dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        raise ConversionError(
+            f"{where} is a typed key ({dtype}), which TensorFlow does not have. Return `jax.random.key_data(key)`; in JAX "
+            "`jax.random.wrap_key_data` makes a key of it again."
+        )
+    is_text = getattr(dtype, "kind", "") in ("U", "S", "O")
+    is_array = dtype is not None or isinstance(value, bool | int | float | complex) or hasattr(value, "__jax_array__")
+    if is_text or not is_array:
+        raise ConversionError(
+            f"{where} is {value!r} of type {type(value).__name__}. A converted function returns a pytree of arrays and "
+            "numbers: leave it out, or add it outside."
+        )
 
 
 def _warn_narrowed(paths: Sequence[str], values: Sequence[Any]) -> list[str]:

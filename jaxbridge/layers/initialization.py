@@ -113,7 +113,8 @@ class Initialization:
             found[:] = self._init(seeds, leaves)
             return found[0].arrays, found[1].arrays
 
-        seen = [tuple(size for size in shape if size is not None) for shape in shapes]
+        # A size is a symbol while Keras traces a model around the layer.
+        seen = [tuple(size for size in shape if isinstance(size, int)) for shape in shapes]
         is_known = [len(known) for known in seen] == [len(shape) for shape in shapes]
         failures: list[Exception] = []
         for sizes in [signature.at_sizes(seen)] if is_known else signature.trials():

@@ -21,6 +21,7 @@ from jaxbridge.core.canonical import canonical_key
 from jaxbridge.core.constraints import is_annotated, without_annotations
 from jaxbridge.core.tree_paths import clean_paths, is_array, leaf_paths
 from jaxbridge.distribution._keras_private import PlacedVariable
+from jaxbridge.distribution.abstract import values_are_wanted
 from jaxbridge.distribution.layouts import Decision, decide, remember
 
 
@@ -193,7 +194,7 @@ def _make_variable(
     place = backends.current().place
 
     def initializer(shape: Any, dtype: Any = None) -> Any:
-        return place(initial(), dtype, layout)
+        return place(initial(), dtype, layout) if values_are_wanted() else keras.ops.zeros(shape, dtype)
 
     with contextlib.ExitStack() as stack:
         for scope in scopes:

@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import random
-from collections.abc import Callable, Iterable, Iterator
+import inspect
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import keras
 import numpy as np
 
+from jaxbridge import adapters
 from jaxbridge.core.shapes import make_signature
-from jaxbridge.errors import LoweringError
+from jaxbridge.distribution.abstract import abstract_variables
+from jaxbridge.errors import JaxBridgeError, LoweringError
 from jaxbridge.layers.base import BridgeLayer
-from jaxbridge.stages import _keras_private
-
-
-@contextlib.contextmanager
-def abstract_variables() -> Iterator[None]:
-    """Returns a context in which Keras variables are made without values, and never get any.
-
-    Keras' global seeds are afterwards what they were, so that a model that is made here changes no later one.
-    """
-    waiting, seeds = _keras_private.uninitialized_variables(), random.getstate()
-    try:
-        with keras.StatelessScope(initialize_variables=False):
-            yield
-    finally:
-        _keras_private.forget_uninitialized_variables(waiting, _no_value)
-        random.setstate(seeds)
-
-
-def _no_value(*_: Any, **__: Any) -> Any:
-    raise LoweringError(
-        "This variable was made without a value. A function that is given to `jaxbridge.lower` or `jaxbridge.summary` must "
-        "make all the layers of its model, and not use ones that are used elsewhere."
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,22 +47,44 @@ def find_target(given: Any, inputs: Any) -> Target:
         if isinstance(given, BridgeLayer) or given.built:
             return Target(given, _arguments(given, inputs), True)
         make: Callable[[], Any] = lambda: _anew(given)
-    elif callable(given):
+    elif callable(given) and not _is_module(given):
         make = given
     else:
         raise LoweringError(
             f"Only a Keras layer or model, or a function without arguments that makes one, can be lowered; got {given!r} "
-            f"of type {type(given).__name__}."
+            f"of type {type(given).__name__}.{_remedy(given)}"
         )
     with abstract_variables():
         layer = make()
         if not isinstance(layer, keras.layers.Layer):
-            raise LoweringError(f"{given!r} must return a Keras layer or model, and returned {layer!r}.")
+            raise LoweringError(
+                f"{given!r} must return a Keras layer or model, and returned {layer!r}.{_remedy(layer)}"
+            )
         arguments = _arguments(layer, inputs)
         if not isinstance(layer, BridgeLayer) and not layer.built:
             tensors = arguments.keras_tensors()
             layer(*tensors.args, **tensors.kwargs)
     return Target(layer, arguments, False)
+
+
+def _is_module(value: Any) -> bool:
+    """Returns whether a value is a module, or a class of modules: instances of most are callable."""
+    if inspect.isroutine(value) or type(value) is tuple:  # functions have an adapter too
+        return False
+    try:
+        adapters.find_adapter(value)
+    except JaxBridgeError:
+        return False
+    return True
+
+
+def _remedy(value: Any) -> str:
+    """Returns what to write for a module that is no layer yet; "" for anything else."""
+    if not _is_module(value):
+        return ""
+    name = (value if isinstance(value, type) else type(value)).__name__
+    layer = "FlaxLayer" if adapters.belongs(value, "flax") else "ModuleLayer"
+    return f" It is a module: wrap it in a layer, `lambda: jaxbridge.{layer}({name}(...))`."
 
 
 def _arguments(layer: keras.layers.Layer, inputs: Any) -> AbstractInputs:
@@ -103,8 +103,15 @@ def _arguments(layer: keras.layers.Layer, inputs: Any) -> AbstractInputs:
     return AbstractInputs.of(Arguments(inputs))
 
 
-def declared_inputs(batch_size: int) -> Callable[[keras.layers.Layer], Arguments]:
-    """Returns a function that finds the inputs that a model declares, with this size of axis 0 where it leaves it open."""
+def declared_inputs(
+    batch_size: int, otherwise: str = "Pass `inputs`, such as `inputs=keras.KerasTensor((8, 28, 28, 1))`."
+) -> Callable[[keras.layers.Layer], Arguments]:
+    """Returns a function that finds the inputs that a model declares.
+
+    Args:
+        batch_size: the size of axis 0 where the model leaves it open.
+        otherwise: what to do where the model declares none.
+    """
 
     def sized(tensor: keras.KerasTensor) -> keras.KerasTensor:
         shape = tuple(tensor.shape)
@@ -113,10 +120,7 @@ def declared_inputs(batch_size: int) -> Callable[[keras.layers.Layer], Arguments
     def find(model: keras.layers.Layer) -> Arguments:
         declared = _declared(model)
         if declared is None:
-            raise LoweringError(
-                f"Nothing says what '{model.name}' is called with. Pass `inputs`, such as "
-                "`inputs=keras.KerasTensor((8, 28, 28, 1))`."
-            )
+            raise LoweringError(f"Nothing says what '{model.name}' is called with. {otherwise}")
         return Arguments((keras.tree.map_structure(sized, declared),))
 
     return find

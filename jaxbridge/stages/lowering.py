@@ -12,18 +12,19 @@ from jaxbridge.core.platforms import PLATFORMS
 from jaxbridge.core.tree_paths import clean_path, describe_leaf
 from jaxbridge.errors import JaxBridgeError, LoweringError, ShapeError
 from jaxbridge.layers.base import BridgeLayer
-from jaxbridge.stages.abstract import Target, find_target
+from jaxbridge.stages.abstract import Target, declared_inputs, find_target
 from jaxbridge.stages.programs import Program, bridge_program, keras_program
 from jaxbridge.stages.records import Compiled, Lowered, compiled_record, cost_dict
 
 
 def lower(
     layer_or_model: Any,
-    inputs: Any,
+    inputs: Any = None,
     training: bool = False,
     platforms: Sequence[str] | None = None,
     *,
     gradient: bool = False,
+    batch_size: int = 1,
 ) -> Lowered:
     """Lowers the call of a layer or model to the compiler's language, without running anything.
 
@@ -37,19 +38,22 @@ def lower(
             that makes one.
         inputs: what it is called with: `keras.KerasTensor`s (None for unknown sizes), `jax.ShapeDtypeStruct`s or arrays, in
             the structure of the call. A tuple is several positional inputs, except for a functional model. Shapes are
-            global ones. An input with a `NamedSharding` keeps it, others are laid out as Keras' distribution says.
+            global ones. An input with a `NamedSharding` keeps it, others are laid out as Keras' distribution says. None for
+            those that a functional or sequential model declares.
         training: whether in training mode.
         platforms: what to lower for, out of "cpu", "cuda", "rocm" and "tpu"; None for the one JAX runs on here. The
             devices need not be there for `as_text`.
         gradient: whether to lower the backward pass too, from the cotangents of the floating outputs to the gradients with
             respect to the trainable variables.
+        batch_size: the size of axis 0 where `inputs` is None and the model leaves it open.
 
     Returns:
         An object in the shape of `jax.stages.Lowered`. Its figures are those of the compiler, and None where it gives
         none. XLA counts the body of a loop (`jax.lax.scan`) once, and nothing for calls of libraries (`jnp.linalg`).
 
     Raises:
-        LoweringError: there is nothing to lower, a platform is unknown, or a model cannot be made anew.
+        LoweringError: there is nothing to lower, nothing says what the inputs are, a platform is unknown, or a model cannot
+            be made anew.
         ShapeError: it cannot be traced with its unknown sizes, or a size breaks a shape that the layer declares.
 
     Example:
@@ -64,7 +68,7 @@ def lower(
         1536
     """
     platforms = check_platforms(platforms)
-    target = find_target(layer_or_model, inputs)
+    target = find_target(layer_or_model, declared_inputs(batch_size) if inputs is None else inputs)
     if not isinstance(target.layer, BridgeLayer) and not backends.current().traces_with_jax:
         from jaxbridge.stages import elsewhere
 
@@ -84,6 +88,8 @@ def check_platforms(platforms: Sequence[str] | None) -> tuple[str, ...] | None:
         return None
     if isinstance(platforms, str) or not platforms or not set(platforms) <= set(PLATFORMS):
         raise LoweringError(f"`platforms` must be a sequence out of {PLATFORMS}, got {platforms!r}.")
+    if len(set(platforms)) < len(platforms):
+        raise LoweringError(f"`platforms` must name each platform once, got {platforms!r}.")
     return tuple(platforms)
 
 
@@ -103,8 +109,8 @@ def lower_program(program: Program, platforms: tuple[str, ...] | None, gradient:
         if not program.has_unknown_sizes:
             raise
         raise ShapeError(
-            f"'{program.name}' cannot be traced for inputs {_shown(program)}: {type(error).__name__}: {error}\nGive the "
-            "sizes: `keras.KerasTensor((8, 28, 28, 1))`."
+            f"'{program.name}' cannot be traced for inputs {_shown(program)}: {type(error).__name__}: {error}\nGive sizes that "
+            "are numbers, such as 8, 28, 28, 1."
         ) from error
     return Lowered(
         (arguments, {}),
@@ -135,7 +141,9 @@ def _obstacle(program: Program, platforms: tuple[str, ...] | None) -> str | None
         return f"the inputs {_shown(program)} have unknown sizes. Lower it for known ones."
     if platforms not in (None, (here,)) and (here != "gpu" or platforms not in (("cuda",), ("rocm",))):
         # JAX would compile it all the same, for the platform that is here.
-        return f"it was lowered for {', '.join(platforms)}, and JAX runs on {here} here. Leave out `platforms`."
+        return (
+            f"it was lowered for {', '.join(platforms)}, and JAX runs on {here} here. Lower it for {here}, the default."
+        )
     return None
 
 

@@ -15,10 +15,11 @@ import numpy as np
 
 from jaxbridge.core.pure_model import WithLosses
 from jaxbridge.core.tree_paths import leaf_paths
+from jaxbridge.distribution.abstract import abstract_variables
 from jaxbridge.layers.base import BridgeLayer
 from jaxbridge.layers.calling import cast_floats, pure_function
 from jaxbridge.layers.runtime import draws, variable_struct
-from jaxbridge.stages.abstract import AbstractInputs, abstract_variables
+from jaxbridge.stages.abstract import AbstractInputs
 from jaxbridge.stages.placement import input_sharding, variable_sharding
 
 #: What a call returns: the outputs, the losses, and by path the variables that change.

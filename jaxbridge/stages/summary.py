@@ -121,8 +121,8 @@ def summary(model: Any, inputs: Any = None, training: bool = False, *, batch_siz
     if target.inputs.has_unknown_sizes:
         shown = ", ".join(map(describe_leaf, target.inputs.structs))
         raise ShapeError(
-            f"What a layer costs depends on its sizes, and the inputs are {shown}. Pass `inputs` with known ones: "
-            "`inputs=keras.KerasTensor((8, 28, 28, 1))`."
+            f"What a layer costs depends on its sizes, and the inputs are {shown}. Give sizes that are numbers, such as "
+            "8, 28, 28, 1."
         )
     if not (isinstance(target.layer, BridgeLayer) or backends.current().traces_with_jax):
         from jaxbridge.stages import elsewhere

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
+#: Run by Python as it starts, also in the processes that the doctor starts.
 BLOCK = """
 import importlib.abc, sys
 class Blocker(importlib.abc.MetaPathFinder):
@@ -21,7 +23,6 @@ class Blocker(importlib.abc.MetaPathFinder):
         if name.split(".")[0] in {blocked!r}:
             raise ModuleNotFoundError("No module named " + name, name=name)
 sys.meta_path.insert(0, Blocker())
-sys.argv = ["jaxbridge", *{arguments!r}]
 from importlib import metadata
 real = metadata.version
 def version(name):
@@ -29,16 +30,22 @@ def version(name):
         raise metadata.PackageNotFoundError(name)
     return real(name)
 metadata.version = version
-from jaxbridge.cli import main
-main()
 """
+
+
+def start(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command with a folder before all others that Python imports from."""
+    variables = os.environ | {"KERAS_BACKEND": "jax"} | environment
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), str(ROOT), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-m", "jaxbridge", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=variables)
 
 
 @functools.cache
 def run(*arguments: str, blocked: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    source = textwrap.dedent(BLOCK).format(blocked=blocked, arguments=arguments)
-    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "jax"}
-    return subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, cwd=ROOT, env=environment)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "sitecustomize.py").write_text(textwrap.dedent(BLOCK).format(blocked=blocked))
+        return start(*arguments, folder=Path(folder))
 
 
 def statuses(found: dict) -> dict[str, str]:
@@ -120,9 +127,9 @@ def test_without_the_extra():
 
 
 def test_a_broken_self_test_is_a_failure(monkeypatch: pytest.MonkeyPatch):
-    from jaxbridge.cli import diagnosis
+    from jaxbridge.cli import diagnosis, steps
 
-    monkeypatch.setattr(diagnosis.sys, "executable", "false")  # a process that ends with 1 and prints nothing
+    monkeypatch.setattr(steps.sys, "executable", "false")  # a process that ends with 1 and prints nothing
     checks = list(diagnosis._self_test("jax", with_tensorflow=True))
     assert [check.status for check in checks] == ["fails"] and "exit code 1" in checks[0].detail
     assert diagnosis.Diagnosis({}, {}, {}, checks).exit_code == 1
@@ -133,3 +140,80 @@ def test_what_is_too_old_is_said():
 
     [text] = too_old({"jax": "0.4.30", "keras": "99.0", "numpy": None})
     assert text.startswith("jax 0.4.30 is older than 0.")
+
+
+#: What is wrong -> (modules put before the installed ones, options, environment, what fails -> what its detail says).
+BROKEN: dict[str, tuple[dict[str, str], list[str], dict[str, str], dict[str, str]]] = {
+    "imports that fail, a platform without a plugin": (
+        {"tensorflow": "raise ImportError('libcudart.so: cannot open')", "flax": "raise ImportError('broken flax')"},
+        ["--no-self-test"],
+        {"JAX_PLATFORMS": "cuda"},
+        {
+            "TensorFlow": "ImportError: libcudart.so: cannot open. Install it anew",
+            "Flax": "ImportError: broken flax. Install it anew: pip install --force-reinstall flax",
+            "JAX devices": "The environment variable JAX_PLATFORMS is 'cuda'. Unset it",
+        },
+    ),
+    "an import that ends the process": (
+        {"tensorflow": "import os; os._exit(139)"},
+        ["--no-self-test"],
+        {"KERAS_BACKEND": "tensorflow"},
+        {
+            "TensorFlow": "The process that imported it ended with exit code 139: it printed no error. Install it anew",
+            "Keras": "The environment variable KERAS_BACKEND is 'tensorflow'",
+        },
+    ),
+    "another TensorFlow, a platform and a backend that are none": (
+        {"tensorflow": "__version__ = '2.99.0'"},
+        [],
+        {"JAX_PLATFORMS": "nonsense", "KERAS_BACKEND": "wrong"},
+        {
+            "TensorFlow": "No module named 'tensorflow.compiler'. Install it anew",
+            "JAX devices": "The environment variable JAX_PLATFORMS is 'nonsense'. Unset it",
+            "Keras": "Unable to import backend : wrong. The environment variable KERAS_BACKEND is 'wrong'.",
+            "self-test on jax: train": "Unable to initialize backend 'nonsense'",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_broken_is_a_row(name: str, tmp_path: Path):
+    modules, options, environment, failing = BROKEN[name]
+    for module, source in modules.items():
+        (tmp_path / module).mkdir()
+        (tmp_path / module / "__init__.py").write_text(source)
+    result = start("doctor", "--json", *options, folder=tmp_path, **environment)
+    found = json.loads(result.stdout)
+    assert result.returncode == found["exit_code"] == 1 and result.stderr == ""
+    assert found["jax"]["stablehlo_written"] and found["versions"]["keras"] == keras.__version__
+    details = {check["name"]: check["detail"] for check in found["checks"] if check["status"] == "fails"}
+    assert details.keys() == failing.keys()
+    for check, detail in failing.items():
+        assert detail in details[check]
+
+
+@pytest.mark.parametrize(
+    ("backend", "text"), [("wrong", "Unable to import backend : wrong."), ("torch", "no torch here.")]
+)
+def test_lower_without_a_backend(backend: str, text: str, tmp_path: Path):
+    (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
+    result = start("lower", "tests.stages.models:mixed", folder=tmp_path, KERAS_BACKEND=backend)
+    assert result.returncode == 1 and len(result.stderr.splitlines()) == 1
+    assert f"{text} The environment variable KERAS_BACKEND is '{backend}'" in result.stderr
+
+
+def test_the_command_has_the_public_names():
+    """They are imported at once everywhere else, which registers the layers for Keras' files."""
+    source = """
+        import sys
+        sys.argv = ["/usr/bin/jaxbridge"]
+        import jaxbridge
+        assert "keras" not in sys.modules
+        assert jaxbridge.JaxLayer.__name__ == "JaxLayer"
+        assert not hasattr(jaxbridge, "nothing")
+    """
+    command = [sys.executable, "-c", textwrap.dedent(source)]
+    environment = os.environ | {"KERAS_BACKEND": "jax"}
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert ended.returncode == 0, ended.stderr

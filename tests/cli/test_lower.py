@@ -5,7 +5,8 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from jaxbridge.cli.commands import cli
+from jaxbridge.cli.commands import STAGES, cli
+from jaxbridge.stages.records import DIALECTS
 
 MODEL = "tests.stages.models:mixed"
 LAYER = "tests.stages.models:split_layer"
@@ -50,6 +51,10 @@ def test_texts(stage: str, text: str):
     assert text in run(LAYER, "--input", "8,16", "--text", stage)
 
 
+def test_every_text_can_be_asked_for():
+    assert (*DIALECTS, "compiled") == STAGES
+
+
 MISTAKES = [
     (["nothing"], 2, "must name a module and a function"),
     (["no_such_module:make"], 2, "There is no module 'no_such_module'"),
@@ -57,8 +62,19 @@ MISTAKES = [
     (["tests.stages.models:WEIGHTS"], 2, "name a function without arguments"),
     ([LAYER, "--input", "8,x"], 2, "cannot be read. Write for instance"),
     ([LAYER, "--input", "8:word"], 2, "cannot be read. Write for instance"),
-    ([LAYER], 1, "Nothing says what 'net' is called with"),
-    ([LAYER, "--input", "8,16", "--platform", "tpu", "--text", "compiled"], 1, "was lowered for tpu"),
+    ([LAYER], 1, "Nothing says what 'net' is called with. Say it: `--input 8,28,28,1`."),
+    ([LAYER, "--summary"], 1, "Nothing says what 'net' is called with. Say it: `--input 8,28,28,1`."),
+    ([LAYER, "--summary", "--input", "?,16"], 1, "Give sizes that are numbers, such as 8, 28, 28, 1."),
+    (
+        ["tests.stages.models:UpDown"],
+        1,
+        "It is a module: wrap it in a layer, `lambda: jaxbridge.FlaxLayer(UpDown(...))`.",
+    ),
+    (
+        [LAYER, "--input", "8,16", "--platform", "tpu", "--text", "compiled"],
+        1,
+        "was lowered for tpu, and JAX runs on cpu here. Lower it for cpu, the default.",
+    ),
     ([MODEL, "--input", "8,9"], 1, "expected axis -1 of input shape to have value 8"),
     ([MODEL, "--summary", "--gradient"], 2, "--summary goes with neither"),
     ([MODEL, "--text", "hlo", "--json"], 2, "give one of them"),

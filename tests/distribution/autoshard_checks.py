@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from jaxbridge import FlaxLayer, JaxLayer
 from jaxbridge.distribution import autoshard
@@ -216,11 +216,49 @@ class Subclassed(keras.Model):
 @CHECKS.of()
 def a_subclassed_model_is_given_its_inputs():
     model, x = Subclassed(), {"x": np.ones((2, WIDTH), "float32")}
-    model(x)
-    with pytest.raises(ShapeError, match=r"autoshard\(model, mesh, inputs=x\)"):
-        autoshard(model, mesh(1, 4))
-    report = autoshard(model, mesh(1, 4), inputs=x, min_bytes=SMALL).report
-    assert_equal(splits(report), {"sub/up/kernel": 1, "sub/up/bias": 0, "sub/down/kernel": 0})
+    for _ in ("not built", "built"):
+        with pytest.raises(ShapeError, match=r"autoshard\(model, mesh, inputs=x\)"):
+            autoshard(model, mesh(1, 4))
+        report = autoshard(model, mesh(1, 4), inputs=x, min_bytes=SMALL).report
+        assert_equal(splits(report), {"sub/up/kernel": 1, "sub/up/bias": 0, "sub/down/kernel": 0})
+    assert_equal(model(x).shape, (2, WIDTH))  # built by the first, with values
+    assert_equal(model({"x": np.ones((5, WIDTH), "float32")}).shape, (5, WIDTH))  # and for any batch
+
+
+class Automatic(keras.Model):
+    """Named by Keras, with a layer that makes another when it is built, and a draw."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = FlaxLayer(nn.Dense(HIDDEN))
+        self.inner = keras.Sequential([keras.layers.Dropout(0.1), keras.layers.Dense(WIDTH)])
+
+    def call(self, inputs):
+        return self.inner(self.net(inputs))
+
+
+@CHECKS.of({"declared": (keras_mlp, None), "subclassed": (Automatic, keras.KerasTensor((None, WIDTH)))})
+def a_function_makes_the_model_without_values(row):
+    """The plan, with its names, is that of a model that has values; none is made, and the next model has these names."""
+    make, inputs = row
+    keras.utils.clear_session(free_memory=False)
+    before = {id(array) for array in jax.live_arrays()}
+    layout_map, report = autoshard(make, mesh(1, 4), inputs=inputs, min_bytes=SMALL)
+    assert_equal([a.shape for a in jax.live_arrays() if id(a) not in before and a.nbytes >= SMALL], [])
+    model = make()
+    expected, told = autoshard(model, mesh(1, 4), inputs=inputs, min_bytes=SMALL)
+    assert_equal(str(report), str(told))
+    assert_equal({key: layout.axes for key, layout in layout_map.items()}, {k: v.axes for k, v in expected.items()})
+    assert set(splits(report)) <= {variable.path for variable in model.variables} and len(splits(report)) == 3
+
+
+@CHECKS.of()
+def a_mesh_of_jax_is_as_good():
+    expected = autoshard(keras_mlp, mesh(2, 4), min_bytes=SMALL)
+    given = jax.make_mesh((2, 4), ("data", "model"))
+    layout_map, report = autoshard(keras_mlp, given, min_bytes=SMALL)
+    assert_equal(str(report), str(expected.report))
+    assert_equal(list(layout_map.device_mesh.devices.flat), list(mesh(2, 4).devices.flat))
 
 
 @CHECKS.of()
@@ -233,9 +271,32 @@ def the_report_is_a_table():
 ERRORS = {
     "not built": (
         lambda: autoshard(keras.Sequential([keras.layers.Dense(2)]), mesh(1, 4)),
-        ShardingError,
-        "build it first",
+        ShapeError,
+        r"autoshard\(model, mesh, inputs=x\)",
     ),
+    "no variables": (
+        lambda: autoshard(functional(keras.layers.ReLU(), (3,)), mesh(1, 4)),
+        ShardingError,
+        "has no variables to lay out",
+    ),
+    "no model": (lambda: autoshard("model", mesh(1, 4)), ShardingError, "a function that makes one, got 'model'"),
+    "a function that makes none": (lambda: autoshard(lambda: 3, mesh(1, 4)), ShardingError, "and returned 3"),
+    **{
+        f"no mesh: {given!r}": (
+            lambda given=given: autoshard(keras_mlp, given),
+            ShardingError,
+            r"`mesh` must be a mesh of devices, got .*Write `keras\.distribution\.DeviceMesh\(\(2, 4\)",
+        )
+        for given in (None, {"data": 2, "model": 4}, AbstractMesh((2, 4), ("data", "model")))
+    },
+    **{
+        f"min_bytes={given!r}": (
+            lambda given=given: autoshard(keras_mlp, mesh(1, 4), min_bytes=given),
+            ShardingError,
+            r"`min_bytes` must be a number of bytes, at least 0, got ",
+        )
+        for given in (-1, 0.5, True, None)
+    },
     "an axis that the mesh has not": (
         lambda: autoshard(keras_mlp(), mesh(1, 4), axis_name="rows"),
         ShardingError,

@@ -335,6 +335,17 @@ def native() -> dict[str, Any]:
     }
 
 
+def ragged() -> dict[str, str]:
+    """What Keras says of a batch that it cannot split, for native layers and ours: `docs/sharding.md` tells of it."""
+    keras.distribution.set_distribution(keras.distribution.DataParallel(devices=keras.distribution.list_devices()))
+    layers = {"native": keras.layers.Dense(8), "ours": jaxbridge.FlaxLayer(nn.Dense(8))}
+    built = {name: keras.Sequential([keras.Input((16,)), layer]) for name, layer in layers.items()}
+    return {
+        name: message(lambda model=model: model.predict(X[:12], batch_size=8, verbose=0))
+        for name, model in built.items()
+    }
+
+
 def private() -> dict[str, bool]:
     distribution = model_parallel({})
     layout = backend_layout(keras.distribution.TensorLayout(("model",), distribution.device_mesh))
@@ -447,6 +458,7 @@ def main(path: str) -> None:
         annotations,
         saving,
         native,
+        ragged,
         private,
         errors,
         own_rules,

@@ -57,6 +57,12 @@ def test_errors(request, backend, name, parts):
     assert [part for part in parts if part not in text] == []
 
 
+@pytest.mark.parametrize("layer", ["native", "ours"])
+def test_a_ragged_batch_is_an_error_of_jax(on_jax, layer):
+    """Fails once Keras pads it, or leaves it whole: then `docs/sharding.md` is wrong."""
+    assert on_jax["ragged"][layer].startswith("IndivisibleError") and "partitioned 8 times" in on_jax["ragged"][layer]
+
+
 def test_a_distribution_on_tensorflow_warns_once(on_tensorflow):
     # For one that is in effect while two layers are built, and for one scope.
     first, second = on_tensorflow["without_effect"]["warnings"]

@@ -133,6 +133,31 @@ def subclassed_floats() -> keras.Model:
     return model
 
 
+class Several(keras.Model):
+    """Subclassed, called with several inputs in one structure."""
+
+    def __init__(self):
+        super().__init__(name="several")
+        self.head = jaxbridge.FlaxLayer(nn.Dense(3), name="head")
+
+    def call(self, inputs, training=False):
+        x, *others = keras.tree.flatten(inputs)
+        return {"y": sum(others, self.head(x))}
+
+
+def several(*inputs: Any) -> keras.Model:
+    model = Several()
+    model(*inputs)
+    return model
+
+
+def awkward_names() -> keras.Model:
+    """Inputs and outputs named as no parameter of a TensorFlow function can be."""
+    inputs = [keras.Input((4,), name=name) for name in ("self", "x", "X")]
+    total = layers.Add(name="total")(inputs)
+    return keras.Model(inputs, {"self": total * 2, "y": total, "Y": layers.Dense(1, name="d")(total)}, name="m")
+
+
 def compiled() -> keras.Model:
     model = bridge()
     model.compile("adam", "mse", metrics=["mae"])
@@ -205,6 +230,20 @@ CASES = {
         ({"inputs": floats(2, 3)}, {"inputs": floats(4, 3)}),
         {"inputs": ([None, 3], "float32")},
         ("output_0",),
+    ),
+    "subclassed_dict": Case(
+        lambda: several({"a": floats(2, 4), "rest": [floats(2, 3), floats(2, 3)]}),
+        ({"a": floats(2, 4), "rest_0": floats(2, 3), "rest_1": floats(2, 3)},),
+        {"a": ([None, 4], "float32"), "rest_0": ([None, 3], "float32"), "rest_1": ([None, 3], "float32")},
+        ("y",),
+        pack=lambda given: {"a": given["a"], "rest": [given["rest_0"], given["rest_1"]]},
+    ),
+    "awkward_names": Case(
+        awkward_names,
+        ({"self_1": floats(2, 4), "x": floats(2, 4), "X_1": floats(2, 4)},),
+        {"self_1": ([None, 4], "float32"), "x": ([None, 4], "float32"), "X_1": ([None, 4], "float32")},
+        ("Y", "self", "y"),
+        pack=lambda given: list(given.values()),
     ),
     "compiled": Case(compiled, _X, _IN, ("output_0",)),
     "float16": Case(half("float16"), _X, {"x": ([None, 4], "float16")}, ("y",)),

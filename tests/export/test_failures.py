@@ -8,6 +8,7 @@ from jaxbridge import JaxLayer, export_saved_model, serve_without_jax
 from jaxbridge.core import prng
 from jaxbridge.errors import ExportError, JaxBridgeError, ShapeError
 from jaxbridge.export import saved_model
+from tests.export.models import several
 
 ON_JAX = keras.config.backend() == "jax"
 
@@ -97,6 +98,56 @@ def test_platforms_are_checked(model, tmp_path, platforms):
     assert left(tmp_path) == []
 
 
+MISTAKES = [
+    ({"platforms": ("cpu", "cpu")}, "`platforms` must name each platform once"),
+    ({"target": 18}, "A target is a text such as 'tensorflow==2.18' .*, got 18"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), MISTAKES)
+def test_mistakes(model, tmp_path, options, message):
+    with pytest.raises(JaxBridgeError, match=message):
+        export_saved_model(model, tmp_path / "served", verify=False, **options)
+    assert left(tmp_path) == []
+
+
+def test_a_file_as_a_parent(model, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ExportError, match=r"Nothing can be written in .*file.*Choose a `path`"):
+        export_saved_model(model, tmp_path / "file" / "deeper" / "served", verify=False)
+    assert left(tmp_path) == ["file"] and (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be_written(model, tmp_path, monkeypatch):
+    def refuse(**_):
+        raise PermissionError(13, "Permission denied")  # the superuser, as whom tests may run, may write everywhere
+
+    monkeypatch.setattr(saved_model.tempfile, "mkdtemp", refuse)
+    with pytest.raises(ExportError, match=r"PermissionError: .* Choose a `path`"):
+        export_saved_model(model, tmp_path / "new" / "served", verify=False)
+    assert left(tmp_path) == []
+
+
+def test_several_arguments_of_a_call(tmp_path):
+    class Two(keras.Model):
+        def __init__(self):
+            super().__init__(name="two")
+            self.dense = keras.layers.Dense(3)
+
+        def call(self, a, b, training=None):
+            return self.dense(a) + b
+
+    model = Two()
+    values = np.ones((5, 4), "float32"), np.ones((5, 3), "float32")
+    model(*values)
+    with pytest.raises(ExportError, match=r"'two' is called with the arguments a, b; .*`keras.Model\(\[a, b\], model"):
+        export_saved_model(model, tmp_path / "served")
+    assert left(tmp_path) == []
+    a, b = keras.Input((4,), name="a"), keras.Input((3,), name="b")  # what the message says
+    report = export_saved_model(keras.Model([a, b], model(a, b)), tmp_path / "served", verify=False)
+    assert list(report.inputs) == ["a", "b"]
+
+
 def test_an_unbuilt_model(tmp_path):
     with pytest.raises(ExportError, match="is not built: call it once"):
         export_saved_model(keras.Sequential([keras.layers.Dense(2)]), tmp_path / "served")
@@ -121,6 +172,12 @@ def test_inputs_of_a_first_call_promise_no_batch_size(tmp_path):
     assert export_saved_model(model, tmp_path / "a", verify=False).inputs == {"inputs": ((None, 3), "float32")}
     report = export_saved_model(model, tmp_path / "a", inputs=np.ones((5, 3), "float32"), verify=False)
     assert report.inputs == {"inputs": ((None, 3), "float32")}
+
+
+def test_inputs_of_a_first_call_in_a_list_are_numbered(tmp_path):
+    model = several([np.ones((2, 4), "float32"), np.ones((2, 3), "float32")])
+    report = export_saved_model(model, tmp_path / "a", verify=False)
+    assert report.inputs == {"inputs_0": ((None, 4), "float32"), "inputs_1": ((None, 3), "float32")}
 
 
 def test_string_inputs(tmp_path):

@@ -163,6 +163,34 @@ def test_no_argument(name: str):
         jax2tf.convert(lambda x: x)(value)
 
 
+NO_OUTPUT = {
+    "a key": (lambda x: {"k": jax.random.key(0), "x": x}, r"Output 'k' is a typed key \(key<fry>\).*key_data"),
+    "a key alone": (lambda x: jax.random.key(0), "The output is a typed key"),
+    "a text": (lambda x: (x, ["a"]), "Output '1/0' is 'a' of type str. A converted function returns"),
+    "texts": (lambda x: (x, np.array(["a"])), "Output '1' is array.* of type ndarray"),
+    "an object": (lambda x: {"f": test_no_function}, "Output 'f' is .* of type function"),
+}
+
+
+@pytest.mark.parametrize("name", list(NO_OUTPUT))
+def test_no_output(name: str):
+    function, message = NO_OUTPUT[name]
+    with pytest.raises(ConversionError, match=message):
+        jax2tf.convert(function)(np.float32(1))
+
+
+def test_numbers_as_outputs():
+    got = jax2tf.convert(lambda x: (x, 3, 2.5, True, None, np.float16(2), np.arange(2)))(np.float32(1))
+    assert [None if value is None else value.dtype.name for value in got] == [
+        *("float32", "int32", "float32", "bool", None, "float16", "int32")
+    ]
+
+
+def test_platforms_are_named_once():
+    with pytest.raises(ConversionError, match="must name each platform once"):
+        jax2tf.convert(jnp.sin, native_serialization_platforms=("cpu", "cpu"))
+
+
 @pytest.mark.parametrize("transformation", [jax.jit, jax.grad, jax.vmap])
 def test_tracer(transformation: Any):
     with pytest.raises(ConversionError, match=r"JAX tracer.*Call the JAX function itself"):

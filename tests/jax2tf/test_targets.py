@@ -143,11 +143,12 @@ UNKNOWN = {
     "2.18": "A target is written like",
     "99.0.0": "is outside",
     "0.1.0": "is outside",
+    18: "A target is a text such as 'tensorflow==2.18' .*, got 18",
 }
 
 
 @pytest.mark.parametrize("target", list(UNKNOWN))
-def test_an_unknown_target_is_an_error_before_any_call(target: str):
+def test_an_unknown_target_is_an_error_before_any_call(target: Any):
     with pytest.raises(ConversionError, match=UNKNOWN[target]):
         jax2tf.convert(jnp.sin, stablehlo_version=target)
 

@@ -20,6 +20,12 @@ X = carry_cases.batch()
 INIT = nn.initializers.lecun_normal()
 
 
+class Summed(nn.Module):
+    @nn.compact
+    def __call__(self, inputs):
+        return nn.Dense(8)(inputs["x"] + inputs["y"])
+
+
 def partitioned(*names):
     return nn.Dense(8, kernel_init=nn.with_partitioning(INIT, names))
 
@@ -187,7 +193,17 @@ WRONG = {
         flax(nn.Dense(10), outputs=P(None, "model")),
         "The output of shape (8, 10) cannot be split by P(None, 'model'): axis 1 has size 10",
     ),
-    "an input that is not there": (flax(nn.Dense(8), inputs={"x": P()}), "`inputs` has a spec for 'x'"),
+    "specs by name for one input": (
+        flax(nn.Dense(8), inputs={"x": P()}),
+        "`inputs` has a spec for 'x', and there is one input, in no structure that has such a place. One input takes one "
+        "PartitionSpec: `inputs=PartitionSpec('data')`.",
+    ),
+    "two specs for one input": (flax(nn.Dense(8), inputs=(P(), P())), "One input takes one PartitionSpec"),
+    "two specs for one output": (flax(nn.Dense(8), outputs=[P(), P()]), "One output takes one PartitionSpec"),
+    "an input that is not there": (
+        lambda: lambda x: flax(Summed(), inputs={"z": P()})()({"x": x, "y": x}),
+        "`inputs` has a spec for 'z'; the inputs are: x, y.",
+    ),
     "no mesh": (
         lambda: FlaxLayer(nn.Dense(8), name="net", sharding=Sharding(inputs=P("data"))),
         "The `sharding` of layer 'net' has no mesh, and no Keras distribution is in effect",

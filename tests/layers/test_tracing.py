@@ -148,3 +148,27 @@ def test_init_is_not_run_where_params_are_given():
 
     layer = JaxLayer(models.dense_call, init, params={"w": np.ones((5, 4), "float32"), "b": np.zeros(4, "float32")})
     layer(floats(2, 5))
+
+
+class Around(keras.Model):
+    """A user's model, which Keras traces to find its output's shape."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = JaxLayer(models.dense_call, models.dense_init)
+
+    def call(self, inputs):
+        return self.net(inputs)
+
+
+@pytest.mark.parametrize("shape", [(5,), (None, 5)], ids=str)
+def test_a_model_around_it_is_called_on_unknown_sizes(shape):
+    """Sizes are symbols there, of a trace that is over when the values are made."""
+    inputs = keras.Input(shape)
+    outputs = Around()(inputs)
+    model = keras.Model(inputs, outputs)
+    for batch in (3, 6):
+        x = floats(batch, *(4 if size is None else size for size in shape))
+        assert model(x).shape == (*x.shape[:-1], outputs.shape[-1])
+    model.compile("sgd", "mse")
+    assert np.isfinite(model.fit(x, np.zeros(model(x).shape), verbose=0).history["loss"]).all()

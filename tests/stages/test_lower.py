@@ -3,6 +3,7 @@
 import random
 import re
 
+import equinox as eqx
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -160,8 +161,17 @@ MISTAKES = [
     (lambda: jaxbridge.lower(lambda: 3, struct(4, 8)), "must return a Keras layer or model, and returned 3"),
     (lambda: jaxbridge.lower(CASES[0].layer(), struct(4, 8), platforms="cpu"), "must be a sequence out of"),
     (lambda: jaxbridge.lower(CASES[0].layer(), struct(4, 8), platforms=("gpu",)), "must be a sequence out of"),
+    (lambda: jaxbridge.lower(CASES[0].layer(), struct(4, 8), platforms=("cpu", "cpu")), "each platform once"),
     (lambda: jaxbridge.lower(CASES[0].layer(), struct(4, 8)).as_text("mhlo"), "must be one of 'stablehlo', 'hlo'"),
     (lambda: jaxbridge.summary(CASES[0].layer()), "Nothing says what .* is called with"),
+    (lambda: jaxbridge.lower(CASES[0].layer()), r"Nothing says what .*`inputs=keras\.KerasTensor\(\(8, 28, 28, 1\)\)`"),
+    (
+        lambda: jaxbridge.lower(models.Head(), struct(4, 8)),
+        r"wrap it in a layer, `lambda: jaxbridge\.FlaxLayer\(Head\(",
+    ),
+    (lambda: jaxbridge.lower(models.Head, struct(4, 8)), r"wrap it in a layer, `lambda: jaxbridge\.FlaxLayer\(Head\("),
+    (lambda: jaxbridge.lower(lambda: models.Head(), struct(4, 8)), r"returned Head\((?s:.*) It is a module: wrap it"),
+    (lambda: jaxbridge.lower(eqx.nn.Identity, struct(4, 8)), r"`lambda: jaxbridge\.ModuleLayer\(Identity\("),
 ]
 
 
@@ -173,5 +183,5 @@ def test_mistakes(mistake, message):
 
 def test_a_function_that_cannot_be_traced_with_unknown_sizes():
     layer = jaxbridge.JaxLayer(lambda inputs: inputs[: int(inputs.shape[0])])
-    with pytest.raises(ShapeError, match=r"(?s)float32\[batch, 8\].*Give the sizes"):
+    with pytest.raises(ShapeError, match=r"(?s)float32\[batch, 8\].*Give sizes that are numbers"):
         jaxbridge.lower(layer, keras.KerasTensor((None, 8)))

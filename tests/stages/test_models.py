@@ -10,9 +10,10 @@ import pytest
 
 import jaxbridge
 from jaxbridge import backends
+from jaxbridge.distribution import _keras_private
+from jaxbridge.distribution.abstract import abstract_variables
 from jaxbridge.errors import LoweringError
-from jaxbridge.stages import _keras_private
-from jaxbridge.stages.abstract import abstract_variables
+from jaxbridge.layers.initialization import Initialization
 from tests.stages import models
 from tests.stages.models import struct
 
@@ -68,6 +69,13 @@ def test_unknown_sizes():
     assert "tensor<?x8xf32>" in have.as_text() and have.cost_analysis() is None
     with pytest.raises(LoweringError, match="unknown sizes"):
         have.compile()
+
+
+@pytest.mark.parametrize("is_made", [False, True], ids=["function", "model"])
+def test_declared_inputs_are_those_of_the_model(is_made: bool):
+    have = jaxbridge.lower(models.mixed() if is_made else models.mixed, batch_size=4)
+    assert have.cost_analysis() == lowered(False).cost_analysis()
+    assert have.args_info[0][1].shape == (4, 8)
 
 
 def test_an_unbuilt_model_is_left_unbuilt():
@@ -129,6 +137,24 @@ def test_no_variable_waits_for_a_value_afterwards():
         layer(np.ones((2, 8), "float32"))
 
 
+def test_a_bridge_layer_in_a_traced_model_gets_no_values(monkeypatch):
+    """Keras traces a subclassed model to build it, and reads the variables there."""
+
+    class Around(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.net = jaxbridge.JaxLayer(models.call, models.init)
+
+        def call(self, inputs):
+            return self.net(inputs)
+
+    monkeypatch.setattr(Initialization, "values", lambda *_: pytest.fail("values were made"))
+    with abstract_variables():
+        model = Around()
+        assert model(keras.KerasTensor((None, 8))).shape == (None, 16)
+    assert [variable.shape for variable in model.weights] == [(16,), (8, 16)]
+
+
 def test_lowering_changes_no_later_model():
     keras.utils.set_random_seed(3)
     wanted = keras.layers.Dense(2)
@@ -138,6 +164,12 @@ def test_lowering_changes_no_later_model():
     have = keras.layers.Dense(2)
     have.build((None, 4))
     np.testing.assert_array_equal(*(np.asarray(layer.kernel * 1) for layer in (wanted, have)))
+
+
+def test_names_are_numbered_as_if_nothing_had_been_lowered():
+    make = lambda: keras.Sequential([keras.Input((4,)), keras.layers.Dense(2), keras.layers.Dense(2)])
+    lowered = set(jaxbridge.lower(make, struct(4, 4)).args_info[0][0])
+    assert {v.path for v in make().weights} == lowered
 
 
 def test_matmul_precision_and_x64_reach_every_process():
