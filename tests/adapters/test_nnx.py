@@ -89,8 +89,8 @@ def test_equal_modules_share_what_was_traced():
     first, second = (FlaxLayer(m.NNXBlock(3, 4, rngs=nnx.Rngs(seed))) for seed in (0, 1))
     first(X), second(X)
     assert first._runtime.key is not None and first._runtime.key == second._runtime.key
-    programs = [next(iter(layer._runtime._programs.values())) for layer in (first, second)]
-    assert programs[0] is programs[1]
+    [[(_, one)], [(_, other)]] = (layer._runtime._programs.values() for layer in (first, second))
+    assert one is other
 
 
 def test_a_shared_submodule_is_one_set_of_variables():

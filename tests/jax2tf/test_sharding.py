@@ -68,7 +68,7 @@ def test_values_and_gradients(form, shapes):
 def modules(options):
     signature = make_signature(((4, 8), (None, 4)), ("float32", "float32"))
     flat = Differentiable(lambda w, x: [SAID.annotate(function)({"w": w}, x)], signature.structs(), options)
-    return {"plain": flat.plain, "forward": flat.residual.forward, "backward": flat.residual.backward}
+    return {"plain": flat.plain, "forward": flat.residual.forward, "backward": flat.residual.backward(flat.wrt)}
 
 
 @pytest.mark.parametrize("name", ["plain", "forward", "backward"])

@@ -1,7 +1,6 @@
 """Equal layers share what was made of their function."""
 
 import concurrent.futures
-import logging
 
 import flax.linen as nn
 import jax
@@ -11,8 +10,7 @@ import pytest
 
 from jaxbridge import FlaxLayer, JaxLayer, jax2tf
 from jaxbridge.core.programs import PROGRAMS
-
-LOGGER = logging.getLogger(__name__)  # a global that says nothing of what a function computes
+from tests.traces import note_trace, traces_of
 
 
 class Block(nn.Module):
@@ -20,7 +18,7 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x, training=False):
-        LOGGER.debug("traced")
+        note_trace()
         h = nn.Dense(self.features, kernel_init=nn.initializers.normal(0.02))(nn.LayerNorm()(x))
         return x + nn.Dropout(0.1, deterministic=not training)(h)
 
@@ -31,21 +29,6 @@ def fitted(blocks):
     x = np.ones((8, 4), "float32")
     model.fit(x, x, verbose=0)
     return model
-
-
-def traces_of(function):
-    """Returns how many times `Block` was traced, and what the function returned."""
-    records = []
-    handler = logging.Handler()
-    handler.emit = records.append
-    LOGGER.addHandler(handler)
-    LOGGER.setLevel(logging.DEBUG)
-    try:
-        result = function()
-    finally:
-        LOGGER.setLevel(logging.NOTSET)
-        LOGGER.removeHandler(handler)
-    return len(records), result
 
 
 def test_equal_blocks_are_traced_once():
