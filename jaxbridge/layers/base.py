@@ -135,6 +135,14 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
     def supports_masking(self, value: bool) -> None:
         self._supports_masking = value
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "supports_masking":
+            # TensorFlow's tracking drops an assignment of what the attribute gives already, and a layer that takes a mask
+            # gives True: the setter would never run.
+            BridgeLayer.supports_masking.fset(self, value)  # pyright: ignore[reportOptionalCall]
+        else:
+            super().__setattr__(name, value)
+
     def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
         """Returns the mask for the next layer: none, unless `supports_masking` was set."""
         return previous_mask if self._supports_masking else None
@@ -401,6 +409,7 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
             **({} if self.sharding is None else {"sharding": runtime.partitioning.get_config()}),
             "native_serialization_platforms": None if runtime.platforms is None else list(runtime.platforms),
             "path_rules": self._rules.get_config(),
+            **({"supports_masking": True} if self._supports_masking else {}),
         }
 
     #: Arguments that a config holds in Keras' serialized form.
@@ -411,11 +420,14 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         """Returns the layer that `get_config` described."""
         arguments = dict(config)
         rules = PathRules.from_config(arguments.pop("path_rules", ()))
+        supports_masking = arguments.pop("supports_masking", False)
         for name in cls._serialized_arguments:
             if name in arguments:
                 arguments[name] = keras.saving.deserialize_keras_object(arguments[name])
         layer = cls(**arguments)
         layer._rules = rules
+        if supports_masking:
+            layer.supports_masking = True
         return layer
 
     def quantize(self, mode: Any = None, **kwargs: Any) -> None:
