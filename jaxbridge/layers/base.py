@@ -191,14 +191,14 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         partitioning.settle(params, state, fixed_batch)
         layouts = params.layouts, state.layouts
         params.create(
-            lambda: start.values(layouts)[0],
+            lambda index: start.own_value(0, index, layouts),
             trainable=True,
             float_dtype=self.variable_dtype,
             # Where nothing is cast Keras still calls `cast` at every read, which on TensorFlow takes 40 us a variable.
             autocast=self.autocast and self.compute_dtype != self.variable_dtype,
         )
         # Statistics and counters keep their own dtype under every policy.
-        state.create(lambda: start.values(layouts)[1], trainable=False, float_dtype=None, autocast=False)
+        state.create(lambda index: start.own_value(1, index, layouts), trainable=False, float_dtype=None, autocast=False)
         return params, state
 
     def _output_dtype(self) -> str | None:

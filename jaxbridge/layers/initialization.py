@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import keras
+import numpy as np
 
 from jaxbridge.core import prng
 from jaxbridge.core.constraints import NOWHERE, Placement
@@ -94,6 +95,14 @@ class Initialization:
         self._values = values
         return values
 
+    def own_value(self, part: int, index: int, layouts: tuple[list[Any], list[Any]]) -> Any:
+        """Returns one value of params (part 0) or state (part 1) for a variable to hold: a given one as a copy.
+
+        Keras' training step donates the variables' buffers on JAX; the user goes on using what was given.
+        """
+        value = self.values(layouts)[part][index]
+        return value if self._sizes is not None else _copied(value)
+
     def forget(self) -> None:
         """Lets go of initialised values, which the variables hold by now; they can be made again."""
         if self._sizes is not None:
@@ -154,6 +163,16 @@ def _as_arrays(tree: Any) -> PartitionedTree:
 
 def _abstract(parts: PartitionedTree) -> PartitionedTree:
     return parts.with_arrays(jax.eval_shape(lambda *arrays: list(arrays), *parts.arrays))
+
+
+def _copied(value: Any) -> Any:
+    """Returns a copy of an array where the array is: on the host, or in its own shards. Numbers are returned as they are."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if not isinstance(value, jax.Array):
+        return value
+    with jax.ensure_compile_time_eval():
+        return jnp.copy(value)
 
 
 def _from_backend(leaf: Any) -> Any:
