@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from jaxbridge.core.constraints import NOWHERE, Placement
 from jaxbridge.core.programs import PROGRAMS
 from jaxbridge.core.pure_model import PureModel
 from jaxbridge.core.shapes import Signature
-from jaxbridge.errors import ShapeError
+from jaxbridge.errors import ShapeError, SignatureError
 from jaxbridge.layers.calling import InputStructure
 from jaxbridge.layers.variables import PartitionedTree
 
@@ -130,6 +131,8 @@ class Initialization:
             try:
                 params, state = jax.eval_shape(structs_of, self._seeds, sizes.structs())
             except Exception as error:  # whatever the user's function raises at sizes that do not suit it
+                if _is_missing_argument(error):
+                    raise self._missing_inputs(error) from error
                 failures.append(error)
             else:
                 return sizes, (found[0].with_arrays(params), found[1].with_arrays(state))
@@ -140,6 +143,16 @@ class Initialization:
             f"the unknown ones. The first error: {type(failures[0]).__name__}: {failures[0]}\nCall the layer once on real "
             "data, or give the sizes with `keras.Input` or `polymorphic_shapes`."
         ) from failures[0]
+
+    def _missing_inputs(self, error: Exception) -> SignatureError:
+        given = self._structure.rebuild(range(sum(self._structure.is_array))).args
+        listed = len(given) == 1 and isinstance(given[0], list | tuple)
+        how = (
+            "The list of inputs is one argument: write `layer(a, b)` where you wrote `layer([a, b])`."
+            if listed
+            else "Pass every input to the layer, by position or by name: `layer(a, b)`."
+        )
+        return SignatureError(f"The function or module was called without all of its inputs: {error}. {how}")
 
     def _resolved(self, signature: Signature) -> PureModel:
         if self._model.resolve is None:
@@ -163,6 +176,11 @@ def _as_arrays(tree: Any) -> PartitionedTree:
 
 def _abstract(parts: PartitionedTree) -> PartitionedTree:
     return parts.with_arrays(jax.eval_shape(lambda *arrays: list(arrays), *parts.arrays))
+
+
+def _is_missing_argument(error: Exception) -> bool:
+    """Returns whether this is Python's error for a call that lacks arguments, which other sizes do not mend."""
+    return isinstance(error, TypeError) and bool(re.search(r"missing \d+ required .*argument", str(error)))
 
 
 def _copied(value: Any) -> Any:
