@@ -198,7 +198,9 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
             autocast=self.autocast and self.compute_dtype != self.variable_dtype,
         )
         # Statistics and counters keep their own dtype under every policy.
-        state.create(lambda index: start.own_value(1, index, layouts), trainable=False, float_dtype=None, autocast=False)
+        state.create(
+            lambda index: start.own_value(1, index, layouts), trainable=False, float_dtype=None, autocast=False
+        )
         return params, state
 
     def _output_dtype(self) -> str | None:

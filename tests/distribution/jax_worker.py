@@ -222,7 +222,9 @@ def initialisation() -> dict[str, Any]:
         found["control"] = message(lambda: jax.device_put(whole, placed))
     given["w"][:] = -1  # what the user does with the arrays later is no matter of the variables
     found["kept"] = [np.asarray(layers[name].params["w"].value).tolist() for name in ("given", "in_shards")]
-    shards = zip(in_shards["w"].addressable_shards, layers["in_shards"].params["w"].value.addressable_shards, strict=True)
+    shards = zip(
+        in_shards["w"].addressable_shards, layers["in_shards"].params["w"].value.addressable_shards, strict=True
+    )
     found["shared"] = [a.data.unsafe_buffer_pointer() == b.data.unsafe_buffer_pointer() for a, b in shards]
     keras.distribution.set_distribution(None)
     alone = jaxbridge.JaxLayer(
