@@ -351,3 +351,23 @@ def test_no_error_leaves_a_tracer_in_the_state():
     with pytest.raises(StructureError):
         layer(floats(2, 3), training=True)
     assert not any(isinstance(leaf.value, jax.core.Tracer) for leaf in layer.variables)
+
+
+class TwoInputs(nn.Module):
+    @nn.compact
+    def __call__(self, a, b):
+        return nn.Dense(2)(a) + nn.Dense(2)(b)
+
+
+@pytest.mark.parametrize("symbolic", [True, False])
+@pytest.mark.parametrize(
+    ("call", "advice"),
+    [
+        (lambda layer, a, b: layer([a, b]), r"missing 1 required .*'b'\. .*write `layer\(a, b\)` where you wrote"),
+        (lambda layer, a, b: layer(a), r"missing 1 required .*'b'\. Pass every input"),
+    ],
+)
+def test_inputs_that_are_missing_are_named(symbolic, call, advice):
+    inputs = (keras.Input((4,)), keras.Input((3,))) if symbolic else (floats(2, 4), floats(2, 3))
+    with pytest.raises(SignatureError, match=advice):
+        call(FlaxLayer(TwoInputs()), *inputs)

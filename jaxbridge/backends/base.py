@@ -133,6 +133,10 @@ class Backend(abc.ABC):
         """Returns the tensor of the device with index `root` of an axis."""
 
     @abc.abstractmethod
+    def compiled(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function of pytrees of this backend's tensors that rounds as Keras' compiled `predict` does."""
+
+    @abc.abstractmethod
     def serving_function(
         self,
         fn: Callable[[Sequence[Any], Sequence[Any]], tuple[Any, list[Any]]],

@@ -119,6 +119,9 @@ class JaxBackend(Backend):
 
         return _collective(checked, x, axis_name)
 
+    def compiled(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        return jax.jit(fn)
+
     def serving_function(
         self,
         fn: Callable[[Sequence[Any], Sequence[Any]], tuple[Any, list[Any]]],

@@ -135,6 +135,14 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
     def supports_masking(self, value: bool) -> None:
         self._supports_masking = value
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "supports_masking":
+            # TensorFlow's tracking drops an assignment of what the attribute gives already, and a layer that takes a mask
+            # gives True: the setter would never run.
+            BridgeLayer.supports_masking.fset(self, value)  # pyright: ignore[reportOptionalCall]
+        else:
+            super().__setattr__(name, value)
+
     def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
         """Returns the mask for the next layer: none, unless `supports_masking` was set."""
         return previous_mask if self._supports_masking else None
@@ -183,14 +191,16 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         partitioning.settle(params, state, fixed_batch)
         layouts = params.layouts, state.layouts
         params.create(
-            lambda: start.values(layouts)[0],
+            lambda index: start.own_value(0, index, layouts),
             trainable=True,
             float_dtype=self.variable_dtype,
             # Where nothing is cast Keras still calls `cast` at every read, which on TensorFlow takes 40 us a variable.
             autocast=self.autocast and self.compute_dtype != self.variable_dtype,
         )
         # Statistics and counters keep their own dtype under every policy.
-        state.create(lambda: start.values(layouts)[1], trainable=False, float_dtype=None, autocast=False)
+        state.create(
+            lambda index: start.own_value(1, index, layouts), trainable=False, float_dtype=None, autocast=False
+        )
         return params, state
 
     def _output_dtype(self) -> str | None:
@@ -405,6 +415,7 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
             **({} if self.sharding is None else {"sharding": runtime.partitioning.get_config()}),
             "native_serialization_platforms": None if runtime.platforms is None else list(runtime.platforms),
             "path_rules": self._rules.get_config(),
+            **({"supports_masking": True} if self._supports_masking else {}),
         }
 
     #: Arguments that a config holds in Keras' serialized form.
@@ -415,11 +426,14 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         """Returns the layer that `get_config` described."""
         arguments = dict(config)
         rules = PathRules.from_config(arguments.pop("path_rules", ()))
+        supports_masking = arguments.pop("supports_masking", False)
         for name in cls._serialized_arguments:
             if name in arguments:
                 arguments[name] = keras.saving.deserialize_keras_object(arguments[name])
         layer = cls(**arguments)
         layer._rules = rules
+        if supports_masking:
+            layer.supports_masking = True
         return layer
 
     def quantize(self, mode: Any = None, **kwargs: Any) -> None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import keras
+import numpy as np
 
 from jaxbridge.core import prng
 from jaxbridge.core.constraints import NOWHERE, Placement
 from jaxbridge.core.programs import PROGRAMS
 from jaxbridge.core.pure_model import PureModel
 from jaxbridge.core.shapes import Signature
-from jaxbridge.errors import ShapeError
+from jaxbridge.errors import ShapeError, SignatureError
 from jaxbridge.layers.calling import InputStructure
 from jaxbridge.layers.variables import PartitionedTree
 
@@ -94,6 +96,14 @@ class Initialization:
         self._values = values
         return values
 
+    def own_value(self, part: int, index: int, layouts: tuple[list[Any], list[Any]]) -> Any:
+        """Returns one value of params (part 0) or state (part 1) for a variable to hold: a given one as a copy.
+
+        Keras' training step donates the variables' buffers on JAX; the user goes on using what was given.
+        """
+        value = self.values(layouts)[part][index]
+        return value if self._sizes is not None else _copied(value)
+
     def forget(self) -> None:
         """Lets go of initialised values, which the variables hold by now; they can be made again."""
         if self._sizes is not None:
@@ -121,6 +131,8 @@ class Initialization:
             try:
                 params, state = jax.eval_shape(structs_of, self._seeds, sizes.structs())
             except Exception as error:  # whatever the user's function raises at sizes that do not suit it
+                if _is_missing_argument(error):
+                    raise self._missing_inputs(error) from error
                 failures.append(error)
             else:
                 return sizes, (found[0].with_arrays(params), found[1].with_arrays(state))
@@ -131,6 +143,16 @@ class Initialization:
             f"the unknown ones. The first error: {type(failures[0]).__name__}: {failures[0]}\nCall the layer once on real "
             "data, or give the sizes with `keras.Input` or `polymorphic_shapes`."
         ) from failures[0]
+
+    def _missing_inputs(self, error: Exception) -> SignatureError:
+        given = self._structure.rebuild(range(sum(self._structure.is_array))).args
+        listed = len(given) == 1 and isinstance(given[0], list | tuple)
+        how = (
+            "The list of inputs is one argument: write `layer(a, b)` where you wrote `layer([a, b])`."
+            if listed
+            else "Pass every input to the layer, by position or by name: `layer(a, b)`."
+        )
+        return SignatureError(f"The function or module was called without all of its inputs: {error}. {how}")
 
     def _resolved(self, signature: Signature) -> PureModel:
         if self._model.resolve is None:
@@ -154,6 +176,21 @@ def _as_arrays(tree: Any) -> PartitionedTree:
 
 def _abstract(parts: PartitionedTree) -> PartitionedTree:
     return parts.with_arrays(jax.eval_shape(lambda *arrays: list(arrays), *parts.arrays))
+
+
+def _is_missing_argument(error: Exception) -> bool:
+    """Returns whether this is Python's error for a call that lacks arguments, which other sizes do not mend."""
+    return isinstance(error, TypeError) and bool(re.search(r"missing \d+ required .*argument", str(error)))
+
+
+def _copied(value: Any) -> Any:
+    """Returns a copy of an array where the array is: on the host, or in its own shards. Numbers are returned as they are."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if not isinstance(value, jax.Array):
+        return value
+    with jax.ensure_compile_time_eval():
+        return jnp.copy(value)
 
 
 def _from_backend(leaf: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -125,12 +126,12 @@ class VariableTree:
         self.variables: list[keras.Variable] = []
 
     def create(
-        self, initial: Callable[[], list[Any]], *, trainable: bool, float_dtype: str | None, autocast: bool
+        self, initial: Callable[[int], Any], *, trainable: bool, float_dtype: str | None, autocast: bool
     ) -> None:
         """Creates the variables, in the name scope that the layer is built in.
 
         Args:
-            initial: returns the list of the initial values, when it is needed.
+            initial: returns the initial value of the variable of an index, when it is needed.
             trainable: whether floating leaves are trained. Others never are.
             float_dtype: the dtype of floating variables; None for that of the values.
             autocast: whether reading a variable casts it to the compute dtype.
@@ -139,7 +140,7 @@ class VariableTree:
             variable = _make_variable(
                 path,
                 struct,
-                lambda index=index: initial()[index],
+                functools.partial(initial, index),
                 trainable and jnp.issubdtype(struct.dtype, jnp.inexact),
                 float_dtype if jnp.issubdtype(struct.dtype, jnp.floating) else None,
                 autocast,

@@ -198,12 +198,15 @@ def initialisation() -> dict[str, Any]:
     whole = jnp.ones((16, 32))
     given = {"w": (np.arange(512, dtype="float32") % 256).reshape(16, 32)}  # bfloat16 holds them all
     calls = {"w": lambda params, inputs: inputs @ params["w"]}
+    placed = NamedSharding(backend_mesh(device_mesh()), P("data", "model"))
+    in_shards = jax.device_put(given, placed)
     layers = {
         "init_fn": jaxbridge.JaxLayer(
             calls["w"], lambda rng, inputs: {"w": jax.random.normal(rng, (16, 32))}, seed=3, name="a"
         ),
         "given": jaxbridge.JaxLayer(calls["w"], params=given, name="b"),
         "bfloat16": jaxbridge.JaxLayer(calls["w"], params=given, name="c", dtype="bfloat16"),
+        "in_shards": jaxbridge.JaxLayer(calls["w"], params=in_shards, name="e"),
     }
     with jax.transfer_guard_device_to_device("disallow_explicit"):
         for name, layer in layers.items():
@@ -216,8 +219,13 @@ def initialisation() -> dict[str, Any]:
             deferred.build((8, 16))
         w = deferred.params["w"].value
         found["deferred"] = [spec(w), bytes_on_first_device(w), np.asarray(w).tolist()]
-        placed = NamedSharding(backend_mesh(device_mesh()), P("data", "model"))
         found["control"] = message(lambda: jax.device_put(whole, placed))
+    given["w"][:] = -1  # what the user does with the arrays later is no matter of the variables
+    found["kept"] = [np.asarray(layers[name].params["w"].value).tolist() for name in ("given", "in_shards")]
+    shards = zip(
+        in_shards["w"].addressable_shards, layers["in_shards"].params["w"].value.addressable_shards, strict=True
+    )
+    found["shared"] = [a.data.unsafe_buffer_pointer() == b.data.unsafe_buffer_pointer() for a, b in shards]
     keras.distribution.set_distribution(None)
     alone = jaxbridge.JaxLayer(
         calls["w"], lambda rng, inputs: {"w": jax.random.normal(rng, (16, 32))}, seed=3, name="a"
@@ -261,7 +269,7 @@ def annotations() -> dict[str, Any]:
     def make() -> Any:
         variables = VariableTree(PartitionedTree(tree), prefix="params", parent="net", annotations=hints)
         with keras.name_scope("net"):
-            variables.create(lambda: PartitionedTree(tree).arrays, trainable=True, float_dtype=None, autocast=False)
+            variables.create(PartitionedTree(tree).arrays.__getitem__, trainable=True, float_dtype=None, autocast=False)
         return variables
 
     keras.distribution.set_distribution(

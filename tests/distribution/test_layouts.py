@@ -98,7 +98,9 @@ def test_the_output_of_a_replicated_input_is_split(on_jax):
     assert (alone["output"], alone["output_shard"]) == (None, [16, 32])
 
 
-@pytest.mark.parametrize(("name", "held"), [("init_fn", 256), ("given", 256), ("bfloat16", 128), ("deferred", 256)])
+@pytest.mark.parametrize(
+    ("name", "held"), [("init_fn", 256), ("given", 256), ("bfloat16", 128), ("deferred", 256), ("in_shards", 256)]
+)
 def test_no_array_is_whole_on_a_device_when_it_is_made(on_jax, name, held):
     # Built where moving an array between devices is an error.
     spec, device_bytes, _ = on_jax["initialisation"][name]
@@ -113,7 +115,13 @@ def test_sharded_initialisation_gives_the_same_values(on_jax):
     found = on_jax["initialisation"]
     np.testing.assert_allclose(found["init_fn"][2], found["alone"], rtol=1e-6)
     given = (np.arange(512.0) % 256).reshape(16, 32).tolist()
-    assert [found[name][2] for name in ("given", "deferred", "bfloat16")] == [given] * 3
+    assert [found[name][2] for name in ("given", "deferred", "bfloat16", "in_shards")] == [given] * 4
+
+
+def test_given_arrays_are_copied_in_their_shards(on_jax):
+    found = on_jax["initialisation"]
+    assert found["kept"] == [found["given"][2]] * 2
+    assert found["shared"] == [False] * 8
 
 
 @pytest.mark.parametrize(

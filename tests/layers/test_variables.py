@@ -1,11 +1,15 @@
 """Variables: named by their path in the pytree, trained or not, few."""
 
+import equinox
 import flax.linen as nn
+import jax
+import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
+from flax import nnx
 
-from jaxbridge import FlaxLayer, JaxLayer
+from jaxbridge import FlaxLayer, JaxLayer, ModuleLayer
 from tests import harness, models
 from tests.cases import BY_NAME, CASES, floats
 
@@ -116,12 +120,41 @@ def test_leaves_that_are_no_arrays_stay_as_they_are():
 
 def test_variables_given_to_a_module_are_used():
     module = models.MLP()
-    import jax
-
     variables = module.init(jax.random.key(5), floats(1, 5))
     layer = FlaxLayer(module, variables=variables)
     harness.assert_same(harness.numbers(layer(floats(3, 5))), np.asarray(module.apply(variables, floats(3, 5))))
     assert len(layer.weights) == 4
+
+
+def given_params():
+    params, state = {"w": jnp.full((3, 3), 0.5)}, {"n": jnp.zeros((), jnp.int32)}
+    call = lambda params, state, inputs, training: (inputs @ params["w"], {"n": state["n"] + training})
+    return (params, state), lambda: JaxLayer(call, params=params, state=state)
+
+
+def given_variables():
+    variables = nn.Dense(3).init(jax.random.key(5), floats(1, 3))
+    return variables, lambda: FlaxLayer(nn.Dense(3), variables=variables)
+
+
+def given_nnx():
+    module = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+    return nnx.state(module), lambda: FlaxLayer(module)
+
+
+def given_equinox():
+    module = equinox.nn.Linear(3, 3, key=jax.random.key(0))
+    return equinox.filter(module, equinox.is_array), lambda: ModuleLayer(module, vmap=True)
+
+
+@pytest.mark.parametrize("given", [given_params, given_variables, given_nnx, given_equinox])
+def test_given_arrays_outlive_training_and_serve_several_layers(given):
+    # Keras' training step donates the buffers of variables on JAX: a shared one would be gone, or donated twice.
+    arrays, layer = given()
+    before, output = harness.numbers(arrays), harness.numbers(layer()(floats(1, 3)))
+    harness.fit(keras.Sequential([layer(), layer()]), floats(8, 3))
+    harness.assert_same(harness.numbers(arrays), before, 0, 0)
+    harness.assert_same(harness.numbers(layer()(floats(1, 3))), output, 0, 0)
 
 
 def test_annotations_that_are_not_applied_are_said():
