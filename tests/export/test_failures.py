@@ -235,8 +235,8 @@ def test_platforms_are_in_the_file(tmp_path):
     assert report.platforms == ("cpu", "cuda", "tpu") and report.verification is not None
 
 
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
-def test_mixed_precision_is_compared_as_it_is_compiled(tmp_path, policy):
+@pytest.mark.parametrize(("policy", "rounding"), [("mixed_bfloat16", 2.0**-8), ("mixed_float16", 2.0**-11)])
+def test_mixed_precision_is_compared_within_its_own_rounding(tmp_path, policy, rounding):
     """Called op by op, the model differs by 1e-3 in bfloat16 from what JAX compiles and TensorFlow serves."""
 
     def call(params, inputs):
@@ -248,7 +248,8 @@ def test_mixed_precision_is_compared_as_it_is_compiled(tmp_path, policy):
     weights = [w / 8 for w in np.random.default_rng(0).normal(size=(4, 64, 64)).astype("float32")]
     model = keras.Model(x, keras.layers.Dense(1, dtype="float32")(JaxLayer(call, params=weights, dtype=policy)(x)))
     verification = export_saved_model(model, tmp_path / "served").verification
-    assert verification.max_difference < 5e-3  # ten roundings of float16; seen: 2e-7 in bfloat16, 1.3e-3 in float16
+    # Compilers of two versions fuse otherwise: seen 2e-7 (one version) to 1.3e-2 (two) in bfloat16, 1.3e-3 in float16.
+    assert verification.max_difference < 10 * rounding
 
 
 def test_wrong_names_for_serving(model, tmp_path):
