@@ -79,13 +79,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if backends_of(config):
-        return
-    # On one backend, without the option: tests that are for others only are left out.
-    others = [item for item in items if not _is_for(item, backends.name())]
-    if others:
-        config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if _is_for(item, backends.name())]
+    # Tests that are only for backends that nobody asked for are left out.
+    asked = backends_of(config) or [backends.name()]
+    kept = [any(_is_for(item, backend) for backend in asked) for item in items]
+    if not all(kept):
+        config.hook.pytest_deselected(items=[item for item, is_kept in zip(items, kept, strict=True) if not is_kept])
+        items[:] = [item for item, is_kept in zip(items, kept, strict=True) if is_kept]
 
 
 def _is_for(item: pytest.Item, backend: str) -> bool:

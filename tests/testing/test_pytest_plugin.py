@@ -63,6 +63,18 @@ def test_each_test_runs_once_per_backend_in_its_process(project):
     assert "assert 'tensorflow' == 'jax'" in output
 
 
+def test_tests_for_another_backend_alone_are_left_out(project):
+    code, outcomes, output = project("--keras-backends", "jax")
+    assert code == 0 and "1 deselected" in output
+    assert set(outcomes) == {
+        "test_plain",
+        "test_with_fixture[jax]",
+        "test_fails_on_one[jax]",
+        "test_parametrized[jax-1]",
+        "test_parametrized[jax-2]",
+    }
+
+
 def test_a_process_that_dies_fails_its_tests(project):
     _, outcomes, output = project("--keras-backends", "jax", "-k", "parametrized", CRASH="1")
     assert outcomes.get("test_parametrized[jax-1]") == "PASSED"
