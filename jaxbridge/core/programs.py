@@ -23,6 +23,27 @@ class _Offer(NamedTuple):
     is_current: Callable[[], bool]
 
 
+class _Offers:
+    """Functions that compute the same, by their owners."""
+
+    def __init__(self):
+        self._by_owner: weakref.WeakKeyDictionary[Any, _Offer] = weakref.WeakKeyDictionary()
+        self._last: _Offer | None = None
+        self._lock = threading.Lock()
+
+    def add(self, owner: Any, offer: _Offer) -> None:
+        with self._lock:
+            self._last = self._by_owner[owner] = offer
+
+    def current(self) -> Callable[..., Any]:
+        """Returns a function that is what all of them were; where all have changed, the last."""
+        last = self._last
+        assert last is not None
+        with self._lock:
+            offers = [last, *self._by_owner.values()]
+        return next((offer for offer in offers if offer.is_current()), last).fn
+
+
 class Program:
     """Pure functions that compute the same, as one, and everything that was made of it.
 
@@ -30,15 +51,20 @@ class Program:
     go together.
 
     Attributes:
+        fn: runs one of the functions. One object, as JAX keeps what it traced by the function's identity.
         is_shared: whether a `ProgramCache` hands it out again.
     """
 
     def __init__(self, is_shared: bool = False):
         self.is_shared = is_shared
-        self._offers: weakref.WeakKeyDictionary[Any, _Offer] = weakref.WeakKeyDictionary()
-        self._last: _Offer | None = None
+        self._offers = offers = _Offers()
         self._made: collections.OrderedDict[Hashable, Any] = collections.OrderedDict()
         self._lock = threading.RLock()
+
+        def fn(*args: Any) -> Any:
+            return offers.current()(*args)
+
+        self.fn = fn
 
     def offer(self, owner: Any, fn: Callable[..., Any], is_current: Callable[[], bool] = lambda: True) -> None:
         """Adds a function.
@@ -49,15 +75,7 @@ class Program:
             is_current: returns whether it still computes what it did when the program's key was made: what it closes over
                 may have been changed since.
         """
-        with self._lock:
-            self._last = self._offers[owner] = _Offer(fn, is_current)
-
-    def fn(self, *args: Any) -> Any:
-        """Runs one of the functions that are what all of them were; where all have changed, the last."""
-        assert self._last is not None
-        with self._lock:
-            offers = [self._last, *self._offers.values()]
-        return next((offer for offer in offers if offer.is_current()), self._last).fn(*args)
+        self._offers.add(owner, _Offer(fn, is_current))
 
     @property
     def jitted(self) -> Callable[..., Any]:
