@@ -35,6 +35,10 @@ from jaxbridge.jax2tf.effects import check_effects
 from jaxbridge.jax2tf.lowering import LoweredModule, LoweringOptions, lower
 from jaxbridge.jax2tf.saved_gradients import kept_pullback
 
+#: A backward pass that takes more than this is not lowered a second time to spare the gradient of one or two inputs: with
+#: 64 layers as one that takes many seconds, and saves a hundredth of a step.
+_MANY_RESIDUALS = 128
+
 
 class ResidualForm:
     """The forward pass with residuals, and the backward pass.
@@ -204,6 +208,8 @@ class Differentiable:
         count = len(self.out_structs)
         outs, residuals = results[:count], results[count:]
         parts = [tuple(i for i in self.wrt if wanted[i] == which) for which in (True, False)]
+        if len(residuals) > _MANY_RESIDUALS and len(parts[1]) <= 2:
+            parts = [self.wrt]
 
         def backward(residuals: Sequence[Any], xs: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
             values = [*residuals, *(xs[i] for i in form.used_args), *cts]
