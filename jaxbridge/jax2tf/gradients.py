@@ -35,10 +35,6 @@ from jaxbridge.jax2tf.effects import check_effects
 from jaxbridge.jax2tf.lowering import LoweredModule, LoweringOptions, lower
 from jaxbridge.jax2tf.saved_gradients import kept_pullback
 
-#: A backward pass that takes more than this is not lowered a second time to spare the gradient of one or two inputs: with
-#: 64 layers as one that takes many seconds, and saves a hundredth of a step.
-_MANY_RESIDUALS = 128
-
 
 class ResidualForm:
     """The forward pass with residuals, and the backward pass.
@@ -69,7 +65,11 @@ class ResidualForm:
         """Returns the backward pass for the gradients of these arguments."""
         if wrt not in self._lowered:
             wanted = [self._wrt.index(i) for i in wrt]
-            part = lambda *values: [self._backward(*values)[n] for n in wanted]
+
+            def part(*values: Any) -> list[Any]:
+                gradients = self._backward(*values)  # traced once, whatever number of gradients is wanted
+                return [gradients[n] for n in wanted]
+
             self._lowered[wrt] = lower(jax.jit(part), self._structs, self._options)
         return self._lowered[wrt]
 
@@ -208,8 +208,6 @@ class Differentiable:
         count = len(self.out_structs)
         outs, residuals = results[:count], results[count:]
         parts = [tuple(i for i in self.wrt if wanted[i] == which) for which in (True, False)]
-        if len(residuals) > _MANY_RESIDUALS and len(parts[1]) <= 2:
-            parts = [self.wrt]
 
         def backward(residuals: Sequence[Any], xs: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
             values = [*residuals, *(xs[i] for i in form.used_args), *cts]

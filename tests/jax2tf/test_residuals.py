@@ -32,6 +32,18 @@ def residuals(case: Case, *, symbolic: bool = False) -> tuple[list[str], tuple[i
     return arrays(form.forward.out_avals[len(function.out_structs) :]), form.used_args
 
 
+def test_the_backward_pass_is_traced_once_for_all_that_is_wanted(monkeypatch: pytest.MonkeyPatch):
+    """Once per gradient, as it was, 64 layers as one took 29 s to their first step instead of 9."""
+    form = Differentiable(
+        lambda *args: [mlp(*args)], structs(Case(mlp, MLP), symbolic=True), LoweringOptions()
+    ).residual
+    traces, backward = [], form._backward
+    monkeypatch.setattr(form, "_backward", lambda *values: traces.append(1) or backward(*values))
+    for wrt in [(0, 1, 2), (0, 2), (0, 2)]:
+        form.backward(wrt)
+    assert len(traces) == 2
+
+
 def arrays(avals: Any) -> list[str]:
     """The types, without scalars: JAX saves literals (1/2, a size) that a compiled function has inside."""
     return sorted(str(aval) for aval in avals if aval.shape)
