@@ -138,21 +138,30 @@ def _is_library_mapping(value: Any) -> bool:
 
 
 def _module_key(module: types.ModuleType) -> Hashable:
-    if module.__name__.partition(".")[0] not in _LIBRARIES or module.__name__ == _DRAWS:
-        raise NoKey(module)
+    _check_module(module.__name__)
     return _Same(module)
 
 
+def _check_module(name: str) -> None:
+    """Raises a NoKey unless all that can be had of a module of this name is what its name says."""
+    if not _in_libraries(name) or name == _DRAWS:
+        raise NoKey(name)
+
+
+def _in_libraries(name: str) -> bool:
+    return name.partition(".")[0] in _LIBRARIES
+
+
 def _function_key(function: types.FunctionType, seen: _Seen) -> Hashable:
-    of_library = function.__globals__.get("__name__", "").partition(".")[0] in _LIBRARIES
+    of_library = _in_libraries(function.__globals__.get("__name__", ""))
     if of_library and not function.__closure__:
         return _Same(function)
     cells = [_cell(cell) for cell in function.__closure__ or ()]
     named: tuple[Hashable, ...] = ()
     if not of_library:
         reads = reads_of(function.__code__)
-        if any(name.partition(".")[0] not in _LIBRARIES or name == _DRAWS for name in reads.imports):
-            raise NoKey(reads.imports)
+        for name in reads.imports:
+            _check_module(name)
         named = tuple([(chain, _read_key(chain, function.__globals__, seen)) for chain in reads.chains])
     return (
         "function",
@@ -289,7 +298,7 @@ def _library_object_key(value: Any, kind: type, seen: _Seen) -> Hashable:
 
 
 def _is_library(value: Any) -> bool:
-    return (getattr(value, "__module__", None) or "").partition(".")[0] in _LIBRARIES
+    return _in_libraries(getattr(value, "__module__", None) or "")
 
 
 def _array_key(array: Any) -> Hashable:

@@ -65,6 +65,24 @@ def clean_paths(paths: Sequence[str]) -> list[str]:
     return cleaned
 
 
+def plain_containers(tree: Any) -> Any:
+    """Returns a pytree with the dicts, lists and tuples unwrapped that Keras and `tf.Module` wrap for their attributes.
+
+    They are subclasses or proxies of the built-in types, which JAX takes for leaves.
+    """
+
+    def plain(leaf: Any) -> Any:
+        if isinstance(leaf, dict):
+            return plain_containers(dict(leaf))
+        if isinstance(leaf, list):
+            return plain_containers(list(leaf))
+        if isinstance(leaf, tuple) and hasattr(leaf, "__wrapped__"):
+            return plain_containers(leaf.__wrapped__)  # pyright: ignore[reportAttributeAccessIssue]
+        return leaf
+
+    return jax.tree.map(plain, tree)
+
+
 def describe_leaf(leaf: Any) -> str:
     """Returns a leaf as people write it: `float32[8, 4]`, or the type's name where it is no array."""
     shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)

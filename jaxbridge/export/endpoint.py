@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from jaxbridge.core import records
 from jaxbridge.core.shapes import Signature, make_signature
 from jaxbridge.core.specs import axes_of
-from jaxbridge.core.tree_paths import clean_path, leaf_paths
+from jaxbridge.core.tree_paths import clean_path, leaf_paths, plain_containers
 from jaxbridge.distribution.layouts import is_replicated, layout_parts
 from jaxbridge.distribution.native import layout_of
 from jaxbridge.errors import ExportError, ShapeError
@@ -166,17 +166,9 @@ def _inputs_of(model: keras.Model) -> Any:
         )
     # These are the shapes of the call that built it, whose batch size is not promised for others.
     return keras.tree.map_shape_structure(
-        lambda shape: keras.KerasTensor((None, *shape[1:]) if shape else (), model.input_dtype), _plain(shapes)
+        lambda shape: keras.KerasTensor((None, *shape[1:]) if shape else (), model.input_dtype),
+        plain_containers(shapes),
     )
-
-
-def _plain(node: Any) -> Any:
-    """Returns dicts and lists as such: Keras tracks those that are attributes in subclasses, leaves to `jax.tree`."""
-    if isinstance(node, dict):
-        return {key: _plain(value) for key, value in node.items()}
-    if isinstance(node, list):
-        return [_plain(item) for item in node]
-    return tuple(map(_plain, node)) if type(node) is tuple else node
 
 
 def _numbered(inputs: Any) -> Any:

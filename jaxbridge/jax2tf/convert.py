@@ -19,7 +19,7 @@ from jaxbridge.core._jax_private import trace_context
 from jaxbridge.core.canonical import canonical_key
 from jaxbridge.core.programs import MADE_KEPT, PROGRAMS, Program
 from jaxbridge.core.shapes import Signature, make_signature
-from jaxbridge.core.tree_paths import path_text
+from jaxbridge.core.tree_paths import path_text, plain_containers
 from jaxbridge.errors import ConversionError, ShapeError
 from jaxbridge.jax2tf import targets
 from jaxbridge.jax2tf.call_module import jax_dtype, tf_dtype
@@ -100,7 +100,7 @@ def convert(
     narrowed: list[str] = []  # what was warned of: once per converted function
 
     def converted(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = _plain_containers((args, kwargs))
+        args, kwargs = plain_containers((args, kwargs))
         paths, values, treedef = _flatten_args(args, kwargs)
         if not narrowed:
             narrowed.extend(_warn_narrowed(paths, values))
@@ -221,24 +221,6 @@ def _named_like(fun_jax: Callable[..., Any], converted: Callable[..., Any]) -> C
 def _flatten_args(args: Any, kwargs: Any) -> tuple[list[str], list[Any], Any]:
     pairs, treedef = jax.tree_util.tree_flatten_with_path((args, kwargs))
     return [path_text(path[1:]) for path, _ in pairs], [value for _, value in pairs], treedef
-
-
-def _plain_containers(tree: Any) -> Any:
-    """Returns a pytree with the dicts, lists and tuples that `tf.Module` wraps for its attributes unwrapped.
-
-    They are subclasses or proxies of the built-in types, which JAX takes for leaves.
-    """
-
-    def plain(leaf: Any) -> Any:
-        if isinstance(leaf, dict):
-            return _plain_containers(dict(leaf))
-        if isinstance(leaf, list):
-            return _plain_containers(list(leaf))
-        if isinstance(leaf, tuple) and hasattr(leaf, "__wrapped__"):
-            return _plain_containers(leaf.__wrapped__)  # pyright: ignore[reportAttributeAccessIssue]
-        return leaf
-
-    return jax.tree.map(plain, tree)
 
 
 def to_tensor(value: Any, path: str) -> Any:
