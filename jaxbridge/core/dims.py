@@ -60,6 +60,11 @@ def symbols_in(text: str) -> list[str]:
     return list(dict.fromkeys(name for name in names if name not in _FUNCTIONS and name != "_"))
 
 
+def substituted(text: str, env: Mapping[str, str]) -> str:
+    """Returns a size or constraint with these texts in the place of its symbols."""
+    return re.sub(r"[A-Za-z_]\w*", lambda found: env.get(found[0], found[0]), text)
+
+
 def evaluate(text: str, env: Mapping[str, Any]) -> Any:
     """Returns the value of a size such as "4*k + 1" where `env` gives the values of its symbols."""
     try:
