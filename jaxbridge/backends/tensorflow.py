@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,7 +32,7 @@ require("tensorflow", "A jaxbridge layer on Keras' TensorFlow backend")
 import tensorflow as tf  # noqa: E402
 
 from jaxbridge.jax2tf import _tf_private  # noqa: E402
-from jaxbridge.jax2tf.call_module import SharedFunctions, dtensors_explained, tf_dtype  # noqa: E402
+from jaxbridge.jax2tf.call_module import SharedFunctions, dtensors_explained, jax_dtype, tf_dtype  # noqa: E402
 from jaxbridge.jax2tf.convert import Conversion  # noqa: E402
 from jaxbridge.jax2tf.gradients import Differentiable  # noqa: E402
 from jaxbridge.jax2tf.lowering import LoweringOptions  # noqa: E402
@@ -224,6 +225,7 @@ class _Lifted:
     def __init__(self, fn: PureFunction, variables: Any, inputs: Signature, options: LoweringOptions):
         self._fixed, self._treedef = _fixed_signature(variables, inputs)
         self._inputs = inputs
+        self._narrows = _warn_narrowed(variables)
         shapes, dtypes = self._fixed
         signature = Signature(
             (*shapes, *inputs.shapes), (*dtypes, *inputs.dtypes), inputs.constraints, inputs.declared, len(shapes)
@@ -258,7 +260,7 @@ class _Lifted:
         conversion = self._conversion_for(others[len(others) - len(leaves) :])
         runs_eagerly = tf.config.functions_run_eagerly()
         is_eager = tf.executing_eagerly() and not runs_eagerly
-        if is_eager and _may_be_read_inside(variables):
+        if is_eager and not self._narrows and _may_be_read_inside(variables):
             handles = [variable.handle for variable in variables]
             return self._call(conversion, [*handles, *others], len(variables))
         tensors = [*self._tensors(variables), *others]
@@ -388,6 +390,20 @@ def _read(handle: Any, spec: tf.TensorSpec) -> Any:
     return value
 
 
+def _warn_narrowed(variables: Any) -> bool:
+    """Returns whether JAX narrows some of the variables, and warns of it."""
+    dtypes = {tf.as_dtype(leaf.dtype).name: jax_dtype(leaf.dtype).name for leaf in jax.tree.leaves(variables[:2])}
+    found = [f"{wide} to {narrow}" for wide, narrow in dtypes.items() if wide != narrow]
+    if found:
+        warnings.warn(
+            f"The layer's function takes its variables as JAX does while its 64-bit types are off ({', '.join(found)}); the "
+            "variables stay as they are. Give the layer `dtype='float32'`, or compute in 64 bits with "
+            "`jax.config.update('jax_enable_x64', True)`.",
+            stacklevel=2,
+        )
+    return bool(found)
+
+
 def _as_tensor(array: Any, dtype: str) -> Any:
     """Returns an array as a tensor of the dtype that the function sees: JAX makes 64-bit integers 32-bit ones."""
     # In the order of what an eager call has most; `value()` takes 12 us, `tf.convert_to_tensor` of a variable 17. The names
@@ -403,5 +419,5 @@ def _fixed_signature(variables: Any, inputs: Signature) -> tuple[tuple[tuple[str
     """Returns shapes and dtypes of params, state and seeds, and the treedef of all four arguments."""
     leaves = jax.tree.leaves(variables)
     shapes = tuple(f"({', '.join(map(str, leaf.shape))}{',' if len(leaf.shape) == 1 else ''})" for leaf in leaves)
-    dtypes = tuple(tf.as_dtype(leaf.dtype).name for leaf in leaves)
+    dtypes = tuple(jax_dtype(leaf.dtype).name for leaf in leaves)
     return (shapes, dtypes), jax.tree.structure(((*variables, [0] * len(inputs.shapes)), {}))
