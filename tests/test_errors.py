@@ -49,6 +49,11 @@ CONSTRUCTION = {
     "unknown argument": (
         lambda: JaxLayer(lambda params, x: x, models.dense_init),
         SignatureError,
+        r"Unsupported argument in `call_fn`: `x`, supported arguments are .*`inputs`.*call this one `inputs`",
+    ),
+    "another unknown argument": (
+        lambda: JaxLayer(lambda params, inputs, x: x, models.dense_init),
+        SignatureError,
         r"Unsupported argument in `call_fn`: `x`, supported arguments are .*`inputs`.*partial",
     ),
     "missing inputs": (

@@ -9,9 +9,12 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from flax import linen, nnx
-
+from jaxbridge._optional import require
 from jaxbridge.errors import StructureError
+
+require("flax.linen", "A flax.linen module")
+
+from flax import linen, nnx  # noqa: E402
 
 _found: contextvars.ContextVar[list[Any] | None] = contextvars.ContextVar("found", default=None)
 
