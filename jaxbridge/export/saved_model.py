@@ -291,6 +291,7 @@ def _trace(endpoint: Endpoint, lowering: Lowering, gradient_order: int) -> tuple
     """Returns a module with the variables and `serve`, and the function of the signature, both traced."""
     import tensorflow as tf
 
+    from jaxbridge.jax2tf.convert import checked_sizes
     from jaxbridge.jax2tf.saved_gradients import keep_gradients
 
     module = tf.Module()
@@ -306,7 +307,10 @@ def _trace(endpoint: Endpoint, lowering: Lowering, gradient_order: int) -> tuple
     ]
 
     def run_model(*tensors: Any) -> Any:
-        outputs, changed = run([variable.read_value() for variable in variables], list(tensors))
+        # Layers that TensorFlow traces know nothing of what the export declares; where JAX traces all, the messages of the
+        # conversion would count the variables among the inputs.
+        inputs = checked_sizes(endpoint.signature, tensors)
+        outputs, changed = run([variable.read_value() for variable in variables], inputs)
         for index, value in changed.items():
             variables[index].assign(tf.cast(value, variables[index].dtype))
         return outputs
