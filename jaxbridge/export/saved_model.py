@@ -19,6 +19,7 @@ import keras
 from jaxbridge import backends
 from jaxbridge._optional import require
 from jaxbridge.backends.base import Lowering
+from jaxbridge.core.helpful_sizes import declaration
 from jaxbridge.core.partition import Sharding
 from jaxbridge.errors import ExportError, JaxBridgeError, ShapeError
 from jaxbridge.export.artifact import write_artifacts
@@ -117,7 +118,8 @@ def export_saved_model(
         ExportError: the model is not built or is called with several arguments, none of the platforms is this machine's
             (where it is to be verified), `path` holds something else or cannot be written, or what was written cannot be
             served or gives other results. Nothing is left at `path` then.
-        ShapeError: the model cannot be traced with its unknown sizes.
+        ShapeError: the model runs, but cannot be traced with its unknown sizes. If it does not run either, the error is its
+            own.
         MissingDependencyError: TensorFlow is not installed.
 
     Example:
@@ -259,6 +261,8 @@ def _write(
     except JaxBridgeError:
         raise
     except Exception as error:  # whatever the model raises while it is traced
+        if not endpoint.signature.symbols() or not runs_on_made_up_inputs(endpoint):
+            raise  # its own error, with its own lines
         raise _tracing_error(endpoint, error) from error
     with backends.lowered_for(lowering):  # gradients are traced now
         try:
@@ -270,8 +274,8 @@ def _write(
             warnings.warn(
                 f"Model '{endpoint.model.name}' is exported without gradients; calling it under a tape raises. They "
                 f"cannot be traced for inputs of shapes {', '.join(endpoint.signature.shapes)}: {error.__cause__}\nSay "
-                "what is known of the sizes (`polymorphic_shapes='(b, h, w, 3)'`, `polymorphic_constraints=('h >= 3', "
-                "'w >= 3')`).",
+                f"what is known of the sizes: `polymorphic_shapes={declaration(endpoint.signature)}` with sizes such as "
+                "`2*k` in it, and `polymorphic_constraints=` such as ('k >= 3',) between its names.",
                 stacklevel=3,
             )
             shutil.rmtree(directory, ignore_errors=True)
@@ -341,15 +345,13 @@ def _resources(model: keras.Model) -> list[Any]:
     return [part for part in parts_of(model) if isinstance(part, tf.saved_model.experimental.TrackableResource)]
 
 
-def _tracing_error(endpoint: Endpoint, error: Exception) -> JaxBridgeError:
-    """Returns the error for a model that cannot be traced: a ShapeError where its unknown sizes are the cause."""
+def _tracing_error(endpoint: Endpoint, error: Exception) -> ShapeError:
+    """Returns the error for a model that runs, but cannot be traced with its unknown sizes."""
     name, symbols = endpoint.model.name, endpoint.signature.symbols()
-    text = f"{type(error).__name__}: {error}"
-    if not symbols or not runs_on_made_up_inputs(endpoint):
-        return ExportError(f"Model '{name}' cannot be traced: {text}")
     return ShapeError(
         f"Model '{name}' cannot be traced for inputs of shapes {', '.join(endpoint.signature.shapes)}, where "
         f"{', '.join(map(repr, symbols))} {'is' if len(symbols) == 1 else 'are'} unknown, though it runs at known sizes: "
-        f"{text}\nEither give the sizes (`inputs=keras.KerasTensor((8, 28, 28, 1))`), or say what is known of them "
-        "(`polymorphic_shapes='(b, 4*k, 4*k, 1)'`, `polymorphic_constraints=('k >= 2',)`)."
+        f"{type(error).__name__}: {error}\nEither give the sizes (`inputs=keras.KerasTensor(...)` with numbers in the "
+        f"shape), or say what is known of them: `polymorphic_shapes={declaration(endpoint.signature)}` with sizes such as "
+        "`2*k` in it, and `polymorphic_constraints=` such as ('k >= 2',) between its names."
     )

@@ -91,3 +91,23 @@ def test_what_the_layer_of_an_input_declares_holds_for_the_export(tmp_path):
     np.testing.assert_array_equal(served(tf.ones((2, 4, 3))), np.ones((2, 4, 6)))
     with pytest.raises(tf.errors.InvalidArgumentError, match="declared"):
         served(tf.ones((2, 5, 3)))
+
+
+class OwnError(Exception):
+    pass
+
+
+def test_a_model_that_does_not_run_raises_its_own_error(tmp_path):
+    class Fails(keras.Model):
+        def call(self, inputs):
+            if self.fails:
+                raise OwnError("not about sizes")
+            return inputs * 2
+
+    model = Fails()
+    model.fails = False
+    model(np.ones((2, 3), "float32"))
+    model.fails = True
+    with pytest.raises(OwnError, match="not about sizes"):
+        export_saved_model(model, tmp_path / "served", verify=False)
+    assert not (tmp_path / "served").exists()
