@@ -181,7 +181,11 @@ class Signature:
 
     def _values(self, sizes: Sequence[Sequence[Any]]) -> dict[str, Any]:
         """Returns the values of all symbols, for arrays of these sizes."""
-        env = dims.solve(self.normal_sizes, sizes)
+        # As they are written first, so that a broken equality is said of the symbols that the user wrote.
+        env = {
+            **dims.solve(self.normal_sizes, sizes),
+            **dims.solve([dims.split_shape(shape) for shape in self.shapes], sizes),
+        }
         # An equality takes its left side out of the shapes, as in `jax.export`: 'a == 2*b' makes every a 2*b.
         equal = {
             left: right
