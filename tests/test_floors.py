@@ -1,6 +1,7 @@
 """Who may import what: reads the imports of every file of the package and holds them against one table."""
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -178,6 +179,12 @@ def test_each_floor_stands_on_lower_ones():
 def test_adapters_and_backends_never_see_each_other():
     assert "backends" not in FLOORS["adapters"][0]
     assert all("adapters" not in ours for row, (ours, _) in FLOORS.items() if row.startswith("backends"))
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.endswith("_private.py")])
+def test_private_files_name_tests_that_exist(path: str):
+    named = re.findall(r"tests/[\w/]+\.py", (PACKAGE / path).read_text(encoding="utf-8"))
+    assert named and [test for test in named if not (PACKAGE.parent / test).exists()] == []
 
 
 COMMAND = PACKAGE.parent / "jaxbridge_cli"

@@ -42,7 +42,7 @@ def _mesh(axes: dict[str, int]) -> Mesh:
     devices, count = jax.devices(), math.prod(axes.values())
     if len(devices) < count:
         raise LoweringError(
-            f"A mesh of {' x '.join(map(str, axes.values()))} needs {count} devices and JAX sees {len(devices)}. To compile for "
-            f"one on a machine without, start Python with XLA_FLAGS=--xla_force_host_platform_device_count={count}."
+            f"A mesh of {' x '.join(map(str, axes.values()))} needs {count} devices and JAX sees {len(devices)}. To compile "
+            f"for one on a machine without, start Python with XLA_FLAGS=--xla_force_host_platform_device_count={count}."
         )
     return specs.device_mesh(axes, devices)
