@@ -16,6 +16,7 @@ from jaxbridge.core.constraints import NOWHERE, Placement, without_annotations
 from jaxbridge.core.partition import Sharding
 from jaxbridge.core.pure_model import CallInputs, PureModel, WithLosses
 from jaxbridge.core.records import Record, recorded
+from jaxbridge.distribution.abstract import values_are_wanted
 from jaxbridge.distribution.layouts import mesh_of
 from jaxbridge.layers import weights_file
 from jaxbridge.layers.config import pack_inputs, unpack_inputs
@@ -165,8 +166,11 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         runtime = self._runtime
         seen, runtime.seen = runtime.seen or runtime.inputs_of_shape(input_shape, self.compute_dtype), None
         start = self._placed_initialization(seen)
+        params, state = self._trees(start, _has_fixed_batch(seen))
+        if values_are_wanted():
+            start.prepare((params.layouts, state.layouts))
         with runtime.backend.build_scope():
-            params, state = self._make_trees(start, _has_fixed_batch(seen))
+            self._create(params, state, start)
             generator = None
             if start.model.rng_streams or start.model.inference_streams:
                 generator = LayerSeedGenerator(runtime.first_seed, runtime.backend.seed_dtype)
@@ -180,15 +184,18 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         self.sharding_record = runtime.partitioning.record(self.path, {**params.by_path(), **state.by_path()})
         start.forget()
 
-    def _make_trees(self, start: Initialization, fixed_batch: bool) -> tuple[VariableTree, VariableTree]:
-        """Makes the variables of params and state, which get the first values of `start`."""
-        # Everything is checked before one variable is made.
+    def _trees(self, start: Initialization, fixed_batch: bool) -> tuple[VariableTree, VariableTree]:
+        """Returns params and state, whose variables are not made yet: everything is checked before one is."""
         partitioning, path = self._runtime.partitioning, self.path or self.name
         params, state = (
             VariableTree(part, prefix=scope, parent=path, annotations=partitioning.annotations)
             for part, scope in zip(start.parts, self._scopes, strict=True)
         )
         partitioning.settle(params, state, fixed_batch)
+        return params, state
+
+    def _create(self, params: VariableTree, state: VariableTree, start: Initialization) -> None:
+        """Makes the variables of params and state, which get the first values of `start`."""
         layouts = params.layouts, state.layouts
         params.create(
             lambda index: start.own_value(0, index, layouts),
@@ -201,7 +208,6 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         state.create(
             lambda index: start.own_value(1, index, layouts), trainable=False, float_dtype=None, autocast=False
         )
-        return params, state
 
     def _output_dtype(self) -> str | None:
         """Returns the dtype of floating outputs: under a policy that asks for another than float32 they have it, as Keras'

@@ -105,7 +105,8 @@ def bridge_program(layer: BridgeLayer, inputs: AbstractInputs, training: bool, h
         start = layer._placed_initialization(seen)
         model = start.model
         with abstract_variables(), keras.name_scope(layer.name, caller=layer):
-            params, state = layer._make_trees(start, False)
+            params, state = layer._trees(start, False)
+            layer._create(params, state, start)
     rebuilds, placement = (params.rebuild, state.rebuild), runtime.partitioning.placement
     pure = pure_function(model, seen.structure, *rebuilds, training, layer._output_dtype(), placement)
     read_dtype = layer.compute_dtype if layer.autocast else None
