@@ -16,7 +16,8 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name not in ("click", "rich"):
             raise
-        sys.exit(f"The command `jaxbridge` needs {error.name}, which is not installed. Install it: pip install 'jaxbridge[cli]'.")
+        remedy = "Install it with `pip install 'jaxbridge[cli]'`."
+        sys.exit(f"The command `jaxbridge` needs {error.name}, which is not installed. {remedy}")
     from jaxbridge_cli.commands import cli
 
     cli()
