@@ -118,11 +118,12 @@ def single_input(inputs: CallInputs) -> Any:
 
 
 def _fixed_by_partial(fn: Any) -> frozenset[str]:
-    """Returns the names of the arguments that `functools.partial` has bound by keyword."""
+    """Returns the names of the arguments that `functools.partial` has bound by keyword, under `jax.jit` too."""
     fixed: set[str] = set()
-    while isinstance(fn, functools.partial):
-        fixed.update(fn.keywords)
-        fn = fn.func
+    while isinstance(fn, functools.partial) or hasattr(fn, "__wrapped__"):
+        if isinstance(fn, functools.partial):
+            fixed.update(fn.keywords)
+        fn = fn.func if isinstance(fn, functools.partial) else fn.__wrapped__
     return frozenset(fixed)
 
 

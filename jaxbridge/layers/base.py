@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import keras
@@ -18,8 +18,8 @@ from jaxbridge.core.pure_model import CallInputs, PureModel, WithLosses
 from jaxbridge.core.records import Record, recorded
 from jaxbridge.distribution.abstract import values_are_wanted
 from jaxbridge.distribution.layouts import mesh_of
-from jaxbridge.layers import weights_file
-from jaxbridge.layers.config import pack_inputs, unpack_inputs
+from jaxbridge.layers import saving, weights_file
+from jaxbridge.layers.config import check_shapes, pack_inputs, unpack_inputs
 from jaxbridge.layers.initialization import Initialization
 from jaxbridge.layers.partitioning import Partitioning
 from jaxbridge.layers.path_rules import PathRules, RuleMethods
@@ -222,6 +222,7 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
     def build_from_config(self, config: dict[str, Any]) -> None:
         """Builds the layer for the inputs of a build config."""
         if "inputs" not in config:  # a file of keras.layers.JaxLayer
+            check_shapes(config)
             super().build_from_config(config)
             return
         inputs = unpack_inputs(config["inputs"])
@@ -413,7 +414,7 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         runtime = self._runtime
         return {
             **super().get_config(),
-            "compute_output_shape_fn": keras.saving.serialize_keras_object(self._shape_hook.fn),
+            **self._packed_functions({"compute_output_shape_fn": self._shape_hook.fn}),
             "polymorphic_shapes": runtime.polymorphic_shapes,
             "polymorphic_constraints": list(runtime.constraints),
             "seed": self.seed,
@@ -424,18 +425,31 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
             **({"supports_masking": True} if self._supports_masking else {}),
         }
 
-    #: Arguments that a config holds in Keras' serialized form.
-    _serialized_arguments: tuple[str, ...] = ("compute_output_shape_fn",)
+    def _packed_functions(self, functions: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns functions as a config holds them; a method of the layer itself is known to its class."""
+        own = {name for name, fn in functions.items() if getattr(fn, "__self__", None) is self}
+        return {name: saving.pack_function(fn, f"`{name}`") for name, fn in functions.items() if name not in own}
+
+    #: What a config names, by argument: all of it is checked before any of it is made.
+    _named_arguments: ClassVar[Mapping[str, saving.Argument]] = {
+        "compute_output_shape_fn": saving.ANY,
+        "path_rules": saving.KERAS,
+        "dtype": saving.KERAS,
+        "activity_regularizer": saving.KERAS,
+    }
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> BridgeLayer:
-        """Returns the layer that `get_config` described."""
-        arguments = dict(config)
+        """Returns the layer that `get_config` described.
+
+        Raises:
+            StructureError: the config is damaged, or names what a file may not name: in Keras' safe mode functions and classes
+                other than those on a list of the known libraries, those registered with Keras or given as `custom_objects`,
+                and the user's own in modules that are imported.
+        """
+        arguments = saving.read(config, cls._named_arguments)
         rules = PathRules.from_config(arguments.pop("path_rules", ()))
         supports_masking = arguments.pop("supports_masking", False)
-        for name in cls._serialized_arguments:
-            if name in arguments:
-                arguments[name] = keras.saving.deserialize_keras_object(arguments[name])
         layer = cls(**arguments)
         layer._rules = rules
         if supports_masking:

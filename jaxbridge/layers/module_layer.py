@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 
 from jaxbridge import adapters
 from jaxbridge.adapters import ModuleOptions
 from jaxbridge.core.partition import Sharding
-from jaxbridge.layers import module_config
+from jaxbridge.layers import saving
 from jaxbridge.layers.base import BridgeLayer
 
 
@@ -140,7 +140,18 @@ class ModuleLayer(BridgeLayer):
         """The method that is called, as it was given."""
         return self._said.options.method
 
-    _serialized_arguments = ("compute_output_shape_fn",)
+    _named_arguments: ClassVar[Mapping[str, saving.Argument]] = {
+        **BridgeLayer._named_arguments,
+        "module": saving.ANY,
+        "method": saving.ANY,
+        "rngs": saving.NAMES,
+        "training_flag": saving.FLAG,
+        "call_kwargs": saving.WORDS,
+        "collections": saving.MAPPING,
+        "args": saving.SEQUENCE,
+        "kwargs": saving.WORDS,
+        "vmap": saving.BOOL,
+    }
 
     def get_config(self) -> dict[str, Any]:
         said = self._said.options
@@ -151,18 +162,9 @@ class ModuleLayer(BridgeLayer):
         options |= {"args": said.args or None, "kwargs": said.kwargs or None, "vmap": said.vmap or None}
         return {
             **super().get_config(),
-            "module": module_config.pack(self.module, "`module`"),
-            **{name: module_config.pack(value, f"`{name}`") for name, value in options.items() if value is not None},
+            "module": saving.pack(self.module, "`module`"),
+            **{name: saving.pack(value, f"`{name}`") for name, value in options.items() if value is not None},
         }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> BridgeLayer:
-        packed = {name: config[name] for name in _PACKED if name in config}
-        return super().from_config({**config, **{name: module_config.unpack(value) for name, value in packed.items()}})
-
-
-#: The arguments that a config holds as `module_config.pack` writes them.
-_PACKED = ("module", "method", "rngs", "training_flag", "call_kwargs", "collections", "args", "kwargs", "vmap")
 
 
 class _Said:
