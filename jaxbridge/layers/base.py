@@ -23,9 +23,10 @@ from jaxbridge.layers.config import check_shapes, pack_inputs, unpack_inputs
 from jaxbridge.layers.initialization import Initialization
 from jaxbridge.layers.partitioning import Partitioning
 from jaxbridge.layers.path_rules import PathRules, RuleMethods
-from jaxbridge.layers.runtime import Runtime, SeenInputs, draws
+from jaxbridge.layers.runtime import Runtime, SeenInputs
 from jaxbridge.layers.seeds import InitSeeds, LayerSeedGenerator
 from jaxbridge.layers.shape_hook import OutputShapeHook
+from jaxbridge.layers.structures import check_inputs, known_to_keras
 from jaxbridge.layers.variables import VariableTree
 
 
@@ -73,6 +74,7 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         self.rng_impl = prng.check_impl(rng_impl)
         self.seed_generator: keras.random.SeedGenerator | None = None
         self._scopes = scopes
+        self._in_graph = False
         #: What files say of how the built layer is split; None where nothing is.
         self.sharding_record: Record | None = None
         self._rules = PathRules()
@@ -151,6 +153,7 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
     # Building.
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        check_inputs(args, kwargs)
         if not self.built:
             # Keras tells `build` the shapes only; initialisation must see the dtypes (token ids are integers) too.
             self._runtime.seen = self._see(*args, **kwargs)
@@ -172,7 +175,7 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         with runtime.backend.build_scope():
             self._create(params, state, start)
             generator = None
-            if start.model.rng_streams or start.model.inference_streams:
+            if any(map(start.model.streams, (True, False))):
                 generator = LayerSeedGenerator(runtime.first_seed, runtime.backend.seed_dtype)
         self.seed_generator = generator
         self._bridge_variables = [*params.variables, *state.variables]
@@ -279,7 +282,7 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
 
     def _get_call_rng(self, training: bool) -> Any:
         """Returns a seed, or a structure of seeds, each made into a key for the call; None for a call without."""
-        return self._get_call_seed() if draws(self._runtime.model, training) else None
+        return self._get_call_seed() if self._runtime.model.streams(training) else None
 
     # Calling.
 
@@ -313,7 +316,8 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
             outputs = outputs.outputs
         self._shape_hook.check(seen.structure, seen.shapes, outputs)
         runtime.state.assign(new_state)
-        return outputs
+        # In a model that is a graph Keras must find the tensors; called by itself, a layer returns what the module returns.
+        return known_to_keras(outputs) if self._in_graph else outputs
 
     def _add_losses(self, losses: Any) -> None:
         for loss in jax.tree.leaves(losses):
@@ -322,16 +326,16 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
     def _call_either_way(
         self, flag: Any, seen: SeenInputs, values: tuple[list[Any], list[Any]], arrays: list[Any]
     ) -> Any:
-        """Calls in the mode that only the running graph knows; the counter of draws moves only in training mode."""
-        generator = self.seed_generator
+        """Calls in the mode that only the running graph knows; the counter of draws moves only in a mode that draws."""
+        generator, streams = self.seed_generator, self._runtime.model.streams
         before = None if generator is None else generator.state.value
-        seeds = self._seeds(True)
+        seeds = self._seeds(bool(streams(True)))
         assert self._runtime.params is not None
         trained = self._runtime.params.trained()
         structures: list[Any] = []
 
         def call(training: bool) -> list[Any]:
-            variables = (*values, seeds if draws(self._runtime.model, training) else None)
+            variables = (*values, seeds if streams(training) else None)
             outputs, state = self._runtime.lifted(seen, training, variables)(*variables, arrays, trained)
             # Both branches must return the same structure.
             state = [old if new is None else new for old, new in zip(values[1], state, strict=True)]
@@ -340,14 +344,15 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
             return leaves
 
         result: Any = keras.ops.cond(flag, lambda: call(True), lambda: call(False))
-        if generator is not None and not self._runtime.model.inference_streams:
-            generator.state.assign(keras.ops.where(flag, generator.state.value, before))
+        if generator is not None and bool(streams(True)) != bool(streams(False)):
+            moves = flag if streams(True) else keras.ops.logical_not(flag)
+            generator.state.assign(keras.ops.where(moves, generator.state.value, before))
         return jax.tree.unflatten(structures[0], result)
 
     def _seeds(self, training: bool) -> Any:
         """Draws the seeds of a call."""
         runtime = self._runtime
-        if not (runtime.model.rng_streams or runtime.model.inference_streams):
+        if self.seed_generator is None:
             return None
         return jax.tree.map(runtime.backend.seed_words, self._get_call_rng(training))
 
@@ -374,7 +379,12 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         seen = self._runtime.inputs_of_shape(input_shape, self.compute_dtype)
         if self._shape_hook.fn is not None:
             return self._shape_hook.output_shapes(seen.structure, seen.shapes)
-        return jax.tree.map(lambda spec: spec.shape, self._output_specs(seen, False))
+        return jax.tree.map(lambda spec: spec.shape, known_to_keras(self._output_specs(seen, False)))
+
+    def symbolic_call(self, *args: Any, **kwargs: Any) -> Any:
+        """Makes the layer a part of a graph."""
+        self._in_graph = True
+        return super().symbolic_call(*args, **kwargs)
 
     def compute_output_spec(
         self, inputs: Any, *args: Any, training: Any = None, mask: Any = None, **kwargs: Any
@@ -386,7 +396,8 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
             return self._shape_hook.keras_tensors(
                 seen.structure, seen.shapes, lambda: self._output_specs(seen, mode), self.compute_dtype
             )
-        return jax.tree.map(lambda spec: keras.KerasTensor(spec.shape, spec.dtype), self._output_specs(seen, mode))
+        specs = known_to_keras(self._output_specs(seen, mode))
+        return jax.tree.map(lambda spec: keras.KerasTensor(spec.shape, spec.dtype), specs)
 
     def _output_specs(self, seen: SeenInputs, training: bool) -> Any:
         return self._runtime.output_specs(

@@ -17,7 +17,7 @@ from jaxbridge.core.constraints import NOWHERE, Placement
 from jaxbridge.core.programs import PROGRAMS
 from jaxbridge.core.pure_model import PureModel
 from jaxbridge.core.shapes import Signature
-from jaxbridge.errors import ShapeError, SignatureError
+from jaxbridge.errors import ShapeError, SignatureError, StructureError
 from jaxbridge.layers.calling import InputStructure
 from jaxbridge.layers.variables import PartitionedTree
 
@@ -146,6 +146,8 @@ class Initialization:
         for sizes in [signature.at_sizes(seen)] if is_known else signature.trials():
             try:
                 params, state = jax.eval_shape(structs_of, self._seeds, sizes.structs())
+            except (SignatureError, StructureError):  # nothing that other sizes would mend
+                raise
             except Exception as error:  # whatever the user's function raises at sizes that do not suit it
                 if _is_missing_argument(error):
                     raise self._missing_inputs(error) from error

@@ -22,6 +22,12 @@ class ModuleLayer(BridgeLayer):
     Adapters come with jaxbridge for `flax.linen`, `flax.nnx`, `dm-haiku`, `equinox` and plain functions; others are
     added by entry points or `jaxbridge.adapters.register`.
 
+    What the module returns is what the layer returns. In a functional or Sequential model, where Keras must find the tensors,
+    FrozenDicts and objects with fields (dataclasses that JAX knows, `eqx.Module`) are dicts by the names of their fields,
+    and fields that are None are left out. An axis that the module reduces over by its name (`axis_name="batch"`) has size 1,
+    where nobody else has bound it: the arrays are whole ones, however they are split over devices. Under `tf.distribute`
+    each replica reduces over its own part of the batch.
+
     Args:
         module: an instance; or a class, whose module is made with `args`, `kwargs` and the layer's seed when the layer is
             built; or a function that `haiku` transformed; or a function with the arguments that `JaxLayer` names, or the
@@ -32,16 +38,21 @@ class ModuleLayer(BridgeLayer):
             (linen), the params or the pair of params and state (haiku), the `eqx.nn.State` of an instance (Equinox).
         args: positional arguments of the class `module`.
         kwargs: keyword arguments of the class `module`; keys and `rngs` are made if they are not given.
-        rngs: names of the random streams of a training call; None for those that the module asks for, found while
-            building. A mapping such as `{"dropout": "always", "noise": "training"}` says which inference draws from too.
+        rngs: names of random streams that a training call draws from, besides those that the module asks for, which are
+            found while building, in either mode. A mapping says of each "training" (inference never draws from it),
+            "always" (inference draws from it whether the module asks or not) or "argument" (it is an argument of the call
+            that is a key, such as `{"z_rng": "argument"}`: that of the stream of its name). Required arguments of the names
+            `rng`, `rngs`, `key`, `rng_key`, `prng_key` and of those that end in `_rng` are found.
         training_flag: what of the module follows `training`. None: arguments of the common names `training`, `train`,
             `is_training` and, inverted, `deterministic`, `use_running_average`, `inference`; the modes of NNX and
-            Equinox modules. A name: that argument (or attribute). A mapping: names with the pair of their values in
-            training mode and at inference, such as `{"mode": ("train", "eval")}`.
+            Equinox modules. A name: that argument or attribute; or the path of a value inside an attribute, such as
+            "config.deterministic". A mapping: names with the pair of their values in training mode and at inference, such
+            as `{"mode": ("train", "eval")}`.
         call_kwargs: keyword arguments that every call of the module has.
         collections: what becomes of a collection (linen) or a type of `nnx.Variable` (NNX): "params" (trained), "state"
-            (kept between calls), "return" (the layer returns the pair of the outputs and a dict of these), "loss" (added
-            to the model's losses) or "drop". Not named: "params" and `nnx.Param` are trained, what is sown into
+            (kept between calls), "training" (state that changes in training mode only), "return" (the layer returns the
+            pair of the outputs and a dict of these), "loss" (added to the model's losses) or "drop". Not named: "params"
+            and `nnx.Param` are trained, linen's "batch_stats" change in training mode only, what is sown into
             "intermediates" and `nnx.Intermediate` is dropped, all else is state.
         vmap: whether the module takes a single example (Equinox), so that it is mapped over axis 0 of its inputs.
         compute_output_shape_fn: gives the output's shape (or structure of shapes) for the input's; it overrides what

@@ -102,8 +102,7 @@ class _Checked:
         return model.resolve(*jax.eval_shape(lambda: (self.params, self.state, self.inputs)))
 
     def key(self, training: bool, seed: int = 1) -> Any:
-        draws = self.model.rng_streams if training else self.model.inference_streams
-        return jax.random.key(seed) if draws else None
+        return jax.random.key(seed) if self.model.streams(training) else None
 
     def apply(self, training: bool, key: Any, jit: bool = True) -> tuple[Any, Any]:
         run = lambda p, s, k, i: self.model.apply(p, s, k, i, training)
