@@ -81,7 +81,7 @@ class Chain:
     def __init__(self, layers: Sequence[BridgeLayer]):
         self._layers = tuple(layers)
         self._runtimes = [layer._runtime for layer in layers]
-        self._lifted = LiftedFunctions(self._runtimes[0].backend, self._runtimes[0].platforms)
+        self._lifted = LiftedFunctions(self._runtimes[0].backend, self._runtimes[0].lowering)
         # What Keras casts floating inputs and params of each of the layers to.
         self._input_dtype = layers[0].compute_dtype if layers[0].autocast else None
         self._traceable: dict[Any, bool] = {}
@@ -184,7 +184,7 @@ def may_follow(first: BridgeLayer, layer: BridgeLayer) -> bool:
     return (
         runtime.polymorphic_shapes is None
         and not runtime.constraints
-        and runtime.platforms == first._runtime.platforms
+        and runtime.lowering == first._runtime.lowering
         and layer.dtype_policy == first.dtype_policy
         and layer.autocast == first.autocast
     )
