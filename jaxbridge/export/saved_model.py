@@ -149,7 +149,9 @@ def export_saved_model(
         _describe(written, written_for, lowering)
         said = read_records(written)
         jax_functions = write_artifacts(endpoint, written, lowering.platforms or ()) if said else ()
-        verification = compare_served(endpoint, written, _SIGNATURE, verification_inputs) if verify else None
+        verification = (
+            compare_served(endpoint, written, _SIGNATURE, verification_inputs, nan == "keep") if verify else None
+        )
         graph_bytes = (written / "saved_model.pb").stat().st_size
         _put(written, directory, folder / "replaced")
     return ExportReport(
