@@ -48,7 +48,12 @@ class TensorFlowBackend(Backend):
         inputs: Signature,
         lowering: Lowering,
     ) -> LiftedFunction:
-        options = LoweringOptions(lowering.platforms or default_platforms(), target=lowering.target)
+        options = LoweringOptions(
+            lowering.platforms or default_platforms(),
+            target=lowering.target,
+            nan=lowering.nan or "keep",
+            source_info=lowering.source_info,
+        )
         return _Lifted(fn, variables, inputs, options)
 
     def build_scope(self) -> contextlib.AbstractContextManager[Any]:

@@ -20,6 +20,7 @@ from jaxbridge import backends
 from jaxbridge._optional import require
 from jaxbridge.backends.base import Lowering
 from jaxbridge.core.helpful_sizes import declaration
+from jaxbridge.core.nan import checked_nan
 from jaxbridge.core.partition import Sharding
 from jaxbridge.errors import ExportError, JaxBridgeError, ShapeError
 from jaxbridge.export.artifact import write_artifacts
@@ -74,6 +75,8 @@ def export_saved_model(
     *,
     platforms: Sequence[str] | None = None,
     target: str | None = None,
+    nan: str = "keep",
+    source_info: bool = False,
     training: bool = False,
     gradient_order: int = 1,
     inputs: Any = None,
@@ -97,6 +100,11 @@ def export_saved_model(
         target: what to write for: "tensorflow==2.18" (that release and all newer ones serve it), a StableHLO version such
             as "1.9.0", or None for the installed TensorFlow. The comparison runs in the installed TensorFlow all the same,
             which reads what older ones read.
+        nan: "keep": maxima and minima of floats in JAX code are NaN where an operand is, as they are in JAX. "fast": as
+            TensorFlow's compiler has them, which on CPU may drop the NaN. TensorFlow Lite converts nothing else. Whatever the
+            layers were made with.
+        source_info: whether the file holds the files and lines of the JAX code, which are absolute paths of this machine,
+            beside the names of scopes and modules, which profiles show.
         training: whether the endpoint calls the model in training mode.
         gradient_order: up to which order the served model can be differentiated. Each order above 1 adds a module of about
             the size of the backward pass; those in which an order cannot be traced are an error.
@@ -114,7 +122,7 @@ def export_saved_model(
         for an input ("self", a second one that differs in case alone) gets a number: see `inputs` of the report.
 
     Raises:
-        ConversionError: the target is unknown, or an op needs a newer StableHLO than it reads.
+        ConversionError: the target or `nan` is unknown, or an op needs a newer StableHLO than it reads.
         ExportError: the model is not built or is called with several arguments, none of the platforms is this machine's
             (where it is to be verified), `path` holds something else or cannot be written, or what was written cannot be
             served or gives other results. Nothing is left at `path` then.
@@ -135,7 +143,7 @@ def export_saved_model(
     if isinstance(gradient_order, bool) or not isinstance(gradient_order, int) or gradient_order < 1:
         raise ExportError(f"`gradient_order` must be an integer of at least 1, got {gradient_order!r}.")
     endpoint = make_endpoint(model, training, inputs, polymorphic_shapes, polymorphic_constraints)
-    lowering = Lowering(_checked_platforms(platforms, verify), target)
+    lowering = Lowering(_checked_platforms(platforms, verify), target, checked_nan(nan), source_info)
     written_for = targets.resolve(target)
     with _workshop(directory) as folder:
         written = folder / "model"
@@ -143,7 +151,9 @@ def export_saved_model(
         _describe(written, written_for, lowering)
         said = read_records(written)
         jax_functions = write_artifacts(endpoint, written, lowering.platforms or ()) if said else ()
-        verification = compare_served(endpoint, written, _SIGNATURE, verification_inputs) if verify else None
+        verification = (
+            compare_served(endpoint, written, _SIGNATURE, verification_inputs, nan == "keep") if verify else None
+        )
         graph_bytes = (written / "saved_model.pb").stat().st_size
         _put(written, directory, folder / "replaced")
     return ExportReport(

@@ -18,6 +18,7 @@ from jaxbridge.core import dims, records
 from jaxbridge.core._jax_private import trace_context
 from jaxbridge.core.canonical import canonical_key
 from jaxbridge.core.helpful_sizes import advice
+from jaxbridge.core.nan import checked_nan
 from jaxbridge.core.programs import MADE_KEPT, PROGRAMS, Program
 from jaxbridge.core.shapes import Signature, Size, make_signature
 from jaxbridge.core.tree_paths import path_text, plain_containers
@@ -27,6 +28,7 @@ from jaxbridge.jax2tf.call_module import jax_dtype, tf_dtype
 from jaxbridge.jax2tf.gradients import Differentiable, Run, run_here
 from jaxbridge.jax2tf.lowering import LoweringOptions
 from jaxbridge.jax2tf.platforms import PLATFORMS
+from jaxbridge.jax2tf.settled import warn_of_settled
 from jaxbridge.jax2tf.statistics import count
 
 
@@ -39,6 +41,10 @@ def convert(
     native_serialization_platforms: Sequence[str] | None = None,
     native_serialization_disabled_checks: Sequence[Any] = (),
     stablehlo_version: str | None = None,
+    nan: str = "keep",
+    source_info: bool = False,
+    native_serialization: bool | None = None,
+    enable_xla: bool | None = None,
 ) -> Callable[..., Any]:
     """Makes a TensorFlow function of a JAX function.
 
@@ -63,6 +69,13 @@ def convert(
         stablehlo_version: StableHLO version to write, such as "1.13.0", or a TensorFlow release to write for, such as
             "tensorflow==2.18"; None for what the installed TensorFlow reads. What the installed TensorFlow and JAX do not
             know is not written either.
+        nan: "keep": a maximum or minimum of floats is NaN where an operand is, as in JAX and numpy, elementwise, in
+            reductions, pooling, scatter and their gradients. "fast": as TensorFlow's compiler has them, which on CPU may
+            drop the NaN; TensorFlow Lite converts nothing else.
+        source_info: whether the module holds files and lines of the function's code, absolute paths, beside the names of its
+            scopes and modules, which profiles show.
+        native_serialization: taken for the sake of jax2tf, with a warning: True is always so, and False changes nothing.
+        enable_xla: taken like it.
 
     Returns:
         A function that takes and returns pytrees of tensors in place of arrays. Floats and integers of 64 bits are
@@ -73,7 +86,7 @@ def convert(
     only, the gradient runs the forward pass again.
 
     Raises:
-        ConversionError: a platform or target is unknown, an argument or output is no tensor, the installed versions do
+        ConversionError: a platform, a target or `nan` is unknown, an argument or output is no tensor, the installed versions do
             not fit, or an op needs a newer StableHLO than the target reads.
         UnsupportedOperationError: at a call, the function holds what TensorFlow cannot run: a callback, a custom call
             without a portable rule (`jnp.linalg.eig`), a `shard_map` over several devices.
@@ -94,7 +107,10 @@ def convert(
         _checked_platforms(native_serialization_platforms),
         tuple(native_serialization_disabled_checks),
         stablehlo_version,
+        checked_nan(nan),
+        bool(source_info),
     )
+    warn_of_settled({"native_serialization": native_serialization, "enable_xla": enable_xla})
     targets.resolve(stablehlo_version)  # now, so that a mistake is known before a call
     conversions = _Conversions(fun_jax, options)
     constraints = tuple(polymorphic_constraints)
