@@ -19,6 +19,7 @@ import keras
 from jaxbridge import backends
 from jaxbridge._optional import require
 from jaxbridge.backends.base import Lowering
+from jaxbridge.core.arguments import checked
 from jaxbridge.core.partition import Sharding
 from jaxbridge.errors import ExportError, JaxBridgeError, ShapeError
 from jaxbridge.export.artifact import write_artifacts
@@ -67,6 +68,7 @@ class ExportReport:
     verification: Verification | None
 
 
+@checked()
 def export_saved_model(
     model: keras.Model,
     path: str | os.PathLike[str],
@@ -130,8 +132,6 @@ def export_saved_model(
 
     directory = Path(path).resolve()  # a symbolic link stays one
     _check_directory(directory)
-    if isinstance(gradient_order, bool) or not isinstance(gradient_order, int) or gradient_order < 1:
-        raise ExportError(f"`gradient_order` must be an integer of at least 1, got {gradient_order!r}.")
     endpoint = make_endpoint(model, training, inputs, polymorphic_shapes, polymorphic_constraints)
     lowering = Lowering(_checked_platforms(platforms, verify), target)
     written_for = targets.resolve(target)
@@ -167,14 +167,8 @@ def export_saved_model(
 
 
 def _checked_platforms(platforms: Sequence[str] | None, verify: bool) -> tuple[str, ...]:
-    from jaxbridge.jax2tf.platforms import PLATFORMS
-
     if platforms is None:
         return backends.current().serving_platforms()
-    if isinstance(platforms, str) or not platforms or not set(platforms) <= set(PLATFORMS):
-        raise ExportError(f"`platforms` must be a sequence out of {PLATFORMS}, got {platforms!r}.")
-    if len(set(platforms)) < len(platforms):
-        raise ExportError(f"`platforms` must name each platform once, got {platforms!r}.")
     here = backends.current().serving_platforms()
     if verify and not set(platforms) & set(here):
         raise ExportError(
@@ -272,7 +266,7 @@ def _write(
                 f"cannot be traced for inputs of shapes {', '.join(endpoint.signature.shapes)}: {error.__cause__}\nSay "
                 "what is known of the sizes (`polymorphic_shapes='(b, h, w, 3)'`, `polymorphic_constraints=('h >= 3', "
                 "'w >= 3')`).",
-                stacklevel=3,
+                stacklevel=4,  # the caller, behind what checks the arguments
             )
             shutil.rmtree(directory, ignore_errors=True)
             _save(module, named, directory, gradients=False)

@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from jaxbridge.core.arguments import checked
 from jaxbridge.errors import ExportError
 
 _SCRIPT = Path(__file__).with_name("_serve_script.py")
 
 
+@checked()
 def serve_without_jax(
     path: str | os.PathLike[str],
     inputs: Sequence[Mapping[str, Any]],

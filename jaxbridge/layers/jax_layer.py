@@ -12,6 +12,7 @@ from jaxbridge.core.partition import Sharding
 from jaxbridge.errors import SignatureError
 from jaxbridge.layers.base import BridgeLayer
 from jaxbridge.layers.config import pack_arrays, unpack_arrays
+from jaxbridge.layers.keras_arguments import checked_layer
 
 
 @keras.saving.register_keras_serializable(package="jaxbridge")
@@ -61,6 +62,7 @@ class JaxLayer(BridgeLayer):
         (2, 'net/params/w')
     """
 
+    @checked_layer
     def __init__(
         self,
         call_fn: Callable[..., Any],

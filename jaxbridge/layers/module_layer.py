@@ -13,6 +13,7 @@ from jaxbridge.adapters import ModuleOptions
 from jaxbridge.core.partition import Sharding
 from jaxbridge.layers import module_config
 from jaxbridge.layers.base import BridgeLayer
+from jaxbridge.layers.keras_arguments import checked_layer
 
 
 @keras.saving.register_keras_serializable(package="jaxbridge")
@@ -74,6 +75,7 @@ class ModuleLayer(BridgeLayer):
         (2, ['net/params/bias', 'net/params/weight'])
     """
 
+    @checked_layer
     def __init__(
         self,
         module: Any,

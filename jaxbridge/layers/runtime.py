@@ -126,7 +126,7 @@ class Runtime:
         self.backend = backend
         self.polymorphic_shapes = polymorphic_shapes
         self.constraints = tuple(constraints)
-        self.platforms = None if platforms is None else tuple(platforms)
+        self.platforms = tuple(platforms) if platforms else None
         self.partitioning = partitioning
         self.first_seed = first_seed
         #: The dtype of floating outputs; None for that of the function.

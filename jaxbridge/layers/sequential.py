@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from jaxbridge.core.arguments import Kind, checked
 from jaxbridge.layers.chain import Chain, may_be_chained, may_follow, one_by_one
 
 
@@ -37,6 +38,7 @@ class Sequential(keras.Sequential):
         (4, 'net/d0/params/bias')
     """
 
+    @checked(trainable=Kind("True or False", lambda value: isinstance(value, bool)))
     def __init__(self, layers: Sequence[Any] | None = None, trainable: bool = True, name: str | None = None):
         self._runs = _Runs()
         super().__init__(layers, trainable=trainable, name=name)

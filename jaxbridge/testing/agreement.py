@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxbridge.core.arguments import Kind, checked, whole_number
 from jaxbridge.core.references import Reference
 from jaxbridge.errors import JaxBridgeError
 
@@ -51,6 +52,16 @@ class Job:
     only_read: bool = False
 
 
+@checked(
+    inputs=Kind("a function of the sizes that makes the layer's inputs", callable),
+    sizes=Kind(
+        "a sequence of mappings such as {'b': 2, 't': 5}",
+        lambda value: isinstance(value, Sequence) and all(isinstance(size, Mapping) for size in value),
+    ),
+    seed=Kind(
+        "an integer of at least 0 and below 2**32", lambda value: whole_number(0).accepts(value) and value < 2**32
+    ),
+)
 def assert_backends_agree(
     layer_factory: Callable[[], Any],
     inputs: Callable[..., Any],

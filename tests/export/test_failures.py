@@ -7,7 +7,7 @@ import pytest
 
 from jaxbridge import JaxLayer, export_saved_model, serve_without_jax
 from jaxbridge.core import prng
-from jaxbridge.errors import ExportError, JaxBridgeError, ShapeError
+from jaxbridge.errors import ExportError, JaxBridgeError, ShapeError, SignatureError
 from jaxbridge.export import saved_model
 from tests.export.models import several
 
@@ -94,14 +94,14 @@ def test_what_is_no_saved_model_is_not_replaced(model, tmp_path, kind):
 
 @pytest.mark.parametrize("platforms", ["cpu", ("gpu",), ()])
 def test_platforms_are_checked(model, tmp_path, platforms):
-    with pytest.raises(ExportError, match="`platforms` must be a sequence out of"):
+    with pytest.raises(SignatureError, match="`platforms` must be a sequence out of"):
         export_saved_model(model, tmp_path / "served", platforms=platforms)
     assert left(tmp_path) == []
 
 
 MISTAKES = [
-    ({"platforms": ("cpu", "cpu")}, "`platforms` must name each platform once"),
-    ({"target": 18}, "A target is a text such as 'tensorflow==2.18' .*, got 18"),
+    ({"platforms": ("cpu", "cpu")}, "`platforms` must be .* each platform once"),
+    ({"target": 18}, "`target` must be a text such as 'tensorflow==2.18' .*; got 18"),
 ]
 
 
