@@ -15,6 +15,7 @@ from jaxbridge.core.shapes import TRIAL_SIZES, Signature
 from jaxbridge.core.specs import without_warnings
 from jaxbridge.errors import ExportError
 from jaxbridge.export.endpoint import Endpoint, host_array, parts_of
+from jaxbridge.export.given_inputs import as_arrays
 from jaxbridge.export.serving import serve_without_jax
 
 #: Relative to the largest value of an output. Where anything is computed in half precision, also if the output is float32 in
@@ -75,7 +76,7 @@ def runs_on_made_up_inputs(endpoint: Endpoint) -> bool:
 
 def _cases(endpoint: Endpoint, given: Sequence[Any] | None) -> tuple[list[list[np.ndarray]], list[dict[str, Any]]]:
     if given is not None:
-        cases = [[np.asarray(leaf) for leaf in keras.tree.flatten(inputs)] for inputs in given]
+        cases = [as_arrays(endpoint, number, inputs) for number, inputs in enumerate(given)]
         return cases, _model_outputs(endpoint, cases)
     failures: list[Exception] = []
     for cases in _made_up(endpoint):
