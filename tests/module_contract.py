@@ -5,12 +5,15 @@ As `tests/contract.py`, whose helpers it uses; `benchmarks/layer_contract.py --c
 
 from __future__ import annotations
 
+import functools
 import tempfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import equinox as eqx
+import flax
 import flax.linen as nn
 import haiku as hk
 import jax
@@ -40,6 +43,23 @@ def raises(text: str, function: Callable[[], Any]) -> None:
         assert text in str(error), error
     else:
         raise AssertionError("no error")
+
+
+def key_of(seed: int, stream: str) -> Any:
+    """Returns the key of a stream in the first draw of a layer of this seed."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 0), zlib.crc32(stream.encode()))
+
+
+def as_without_axis(make: Callable[[str | None], Any]) -> None:
+    """Checks that a layer does the same with a name of an axis and without: fitted, at inference, and its state."""
+    results = []
+    for axis in (None, "batch"):
+        keras.utils.set_random_seed(0)  # fit shuffles
+        model = sequential(make(axis))
+        fit(model, y=numpy(model(X)) + 1)
+        results.append([model.predict(X, verbose=0), *model.get_weights()])
+    for without, with_axis in zip(*results, strict=True):
+        same(with_axis, without)
 
 
 # NNX
@@ -110,9 +130,34 @@ def _(api):
 def _(api):
     layer = api.FlaxLayer(m.NNXNoise(nnx.Rngs(noise=1)))
     assert (numpy(layer(X)) != numpy(layer(X))).any()
-    raises("'always'", lambda: api.FlaxLayer(m.NNXNoise, seed=3)(X))
-    seeded = api.FlaxLayer(m.NNXNoise, seed=3, rngs={"noise": "always"})
+    raises("'always'", lambda: api.FlaxLayer(m.NNXNoise, seed=3, rngs={"noise": "training"})(X))
+    seeded = api.FlaxLayer(m.NNXNoise, seed=3)
     assert (numpy(seeded(X)) != numpy(seeded(X))).any()
+
+
+@row("nnx: streams that are an argument of the call")
+def _(api):
+    same(api.FlaxLayer(m.NNXKey, seed=3)(X), X + jax.random.normal(nnx.Rngs(key_of(3, "rngs")).noise(), X.shape))
+
+
+@row("nnx: a flag inside a config")
+def _(api):
+    rest, training = modes(api.FlaxLayer(m.NNXConfigured(m.Config()), training_flag="config.deterministic"))
+    same(rest, X), same(training, 2 * X)
+
+
+@row("nnx: a type of Variable that changes in training mode only")
+def _(api):
+    layer = api.FlaxLayer(
+        nnx.BatchNorm, args=(3,), collections={nnx.BatchStat: "training"}, training_flag={"momentum": (0.9, 0.9)}
+    )
+    layer(X)  # another flag follows the mode, so it always takes the statistics of the batch
+    same(layer.state["mean"].value, np.zeros(3))
+
+
+@row("nnx: a name of an axis, as without one")
+def _(api):
+    as_without_axis(lambda axis: api.FlaxLayer(nnx.BatchNorm(3, axis_name=axis, rngs=nnx.Rngs(0))))
 
 
 @row("nnx: saved and loaded")
@@ -173,6 +218,82 @@ def _(api):
     same(rest, X), same(training, 2 * X)
 
 
+@row("linen: a flag inside a config")
+def _(api):
+    rest, training = modes(api.FlaxLayer(m.LinenConfigured(), training_flag="config.deterministic"))
+    same(rest, X)
+    assert (training == 0).any()
+
+
+@row("linen: what it may change tells the mode (is_mutable_collection)")
+def _(api):
+    layer = api.FlaxLayer(m.LinenByMutability())
+    model = sequential(layer)
+    same(model.predict(X, verbose=0), X / np.sqrt(1 + 1e-5))
+    same(layer.state["batch_stats"]["BatchNorm_0"]["mean"].value, np.zeros(3))
+    layer(X, training=True)
+    same(layer.state["batch_stats"]["BatchNorm_0"]["mean"].value, 0.01 * X.mean(0))
+
+
+@row("linen: who always takes the statistics of the batch writes them in training mode only")
+def _(api):
+    layer = api.FlaxLayer(nn.BatchNorm(use_running_average=False))
+    same(numpy(layer(X)).mean(0), np.zeros(3))
+    same(layer.state["batch_stats"]["mean"].value, np.zeros(3))
+    always = api.FlaxLayer(nn.BatchNorm(use_running_average=False), collections={"batch_stats": "state"})
+    always(X)
+    same(always.state["batch_stats"]["mean"].value, 0.01 * X.mean(0))
+
+
+@row("linen: a collection that changes in training mode only, on request")
+def _(api):
+    layer = api.FlaxLayer(m.LinenCounter(), collections={"cache": "training"})
+    counts = [
+        int(numpy(layer.state["cache"]["count"].value)) for mode in (False, True) if layer(X, training=mode) is not None
+    ]
+    assert counts == [1, 2]  # one call initialises it
+
+
+@row("linen: a name of an axis, as without one")
+def _(api):
+    as_without_axis(lambda axis: api.FlaxLayer(m.LinenNorm(axis), seed=0))
+
+
+@row("linen: an NNX module inside follows the mode, and draws")
+def _(api):
+    layer = api.FlaxLayer(nnx.bridge.to_linen(m.NNXNorm))
+    same(sequential(layer).predict(X, verbose=0), X / np.sqrt(1 + 1e-5))
+    first, second = (numpy(layer(X, training=True)) for _ in range(2))
+    assert (first == 0).any() and ((first == 0) != (second == 0)).any()
+    assert (numpy(layer.state["batch_stats"]["norm"]["mean"].value) != 0).all()
+    raises(
+        "the linen module itself", lambda: api.FlaxLayer(nnx.bridge.ToNNX(nn.Dense(2), rngs=nnx.Rngs(0)).lazy_init(X))
+    )
+
+
+@row("linen: an argument that nothing fills is named, with the options")
+def _(api):
+    class Phased(nn.Module):
+        @nn.compact
+        def __call__(self, x, phase):
+            return x * (2 if phase else 1)
+
+    raises("training_flag='phase'", lambda: api.FlaxLayer(Phased())(X))
+    rest, training = modes(api.FlaxLayer(Phased(), training_flag="phase"))
+    same(rest, X), same(training, 2 * X)
+
+
+@row("linen: variables that lack a collection")
+def _(api):
+    variables = m.LinenNorm().init(jax.random.key(0), X, False)
+    raises("{'params': ...}", lambda: api.FlaxLayer(m.LinenNorm(), variables=variables["params"])(X))
+    half = {"params": variables["params"]}
+    for options in ({}, {"collections": {"batch_stats": "state"}}):
+        layer = api.FlaxLayer(m.LinenNorm(), variables=half, **options)
+        raises("'batch_stats': ...}", functools.partial(layer, X))
+    api.FlaxLayer(m.LinenNorm(), variables=variables)(X)
+
+
 @row("linen: any named streams")
 def _(api):
     first = api.FlaxLayer(m.LinenNoise(), seed=3, rngs=("dropout", "noise"))
@@ -186,6 +307,23 @@ def _(api):
 def _(api):
     layer = api.FlaxLayer(nn.Dropout(0.5), call_kwargs={"deterministic": False}, rngs={"dropout": "always"})
     assert (numpy(layer(X)) != numpy(layer(X))).any()
+
+
+@row("linen: a stream that the module asks for at inference is drawn from, without a word and with one")
+def _(api):
+    for options in ({}, {"rngs": ("sample",)}):
+        layer = api.FlaxLayer(m.LinenSampler(), seed=3, **options)
+        same(layer(X), m.LinenSampler().apply({}, X, rngs={"sample": key_of(3, "sample")}))
+        assert (numpy(layer(X)) != numpy(layer(X))).all()
+    raises("'always'", lambda: api.FlaxLayer(m.LinenSampler(), rngs={"sample": "training"})(X))
+
+
+@row("linen: a key that is an argument of the call")
+def _(api):
+    for options in ({}, {"rngs": {"z_rng": "argument"}}):
+        layer = api.FlaxLayer(m.LinenKey(), seed=3, **options)
+        same(layer(X), X)  # reads none, so counts none
+        same(layer(X, training=True), X + jax.random.normal(key_of(3, "z_rng"), X.shape))
 
 
 @row("linen: streams that are not used cost nothing")
@@ -280,6 +418,26 @@ def _(api):
     assert api.ModuleLayer(hk.multi_transform(m.autoencoder), method="encode")(X).shape == (32, 2)
 
 
+@row("haiku: a name of an axis, as without one")
+def _(api):
+    make = lambda axis: hk.transform_with_state(functools.partial(m.haiku_norm, axis))
+    as_without_axis(lambda axis: api.ModuleLayer(make(axis)))
+
+
+@row("haiku: draws at inference")
+def _(api):
+    layer = api.ModuleLayer(hk.transform(m.haiku_sampler), seed=3)
+    assert (numpy(layer(X)) != numpy(layer(X))).all()
+
+
+@row("haiku: functions that take no key")
+def _(api):
+    assert api.ModuleLayer(hk.without_apply_rng(hk.transform(lambda x: hk.Linear(2)(x))))(X).shape == (32, 2)
+    norm = hk.transform_with_state(functools.partial(m.haiku_norm, None))
+    rest, training = modes(api.ModuleLayer(hk.without_apply_rng(norm)))
+    assert (rest != training).any()
+
+
 @row("haiku: a class, saved and loaded")
 def _(api):
     _saved(api.ModuleLayer(m.HaikuBlock, args=(4,)))
@@ -315,9 +473,74 @@ def _(api):
     assert len({line.tobytes() for line in training}) == 8
 
 
+@row("equinox: an axis of examples of any name")
+def _(api):
+    for axis in ("batch", "examples"):
+        layer = api.ModuleLayer(m.EquinoxNorm, args=(axis,), vmap=True)
+        same(layer(X, training=True), (X - X.mean(0)) / np.sqrt(X.var(0) + 1e-5))
+
+
+@row("equinox: draws at inference")
+def _(api):
+    layer = api.ModuleLayer(m.EquinoxSampler, vmap=True, seed=3)
+    assert (numpy(layer(X)) != numpy(layer(X))).all()
+
+
+@row("equinox: a module of single examples says what to write")
+def _(api):
+    raises("vmap=True", lambda: api.ModuleLayer(eqx.nn.Linear(3, 4, key=jax.random.key(0)))(X))
+    raises("vmap=True", lambda: api.ModuleLayer(m.EquinoxNorm, args=("batch",))(X))
+
+
 @row("equinox: saved and loaded")
 def _(api):
     _saved(api.ModuleLayer(eqx.nn.Linear(3, 4, key=jax.random.key(0)), vmap=True))
+
+
+# What they return
+
+
+@row("outputs that Keras does not know are dicts in a graph, and themselves in a direct call")
+def _(api):
+    kinds = (
+        m.Output,
+        m.NamedOutput,
+        m.EquinoxOutput,
+        lambda y: flax.core.freeze({"y": y}),
+        lambda y: {"y": y, "z": None},
+    )
+    for kind in kinds:
+        layer = api.FlaxLayer(m.LinenReturns(kind), seed=0)
+        direct = layer(X)
+        assert type(direct) is type(kind(y=X))
+        inputs = keras.Input((3,))
+        model = keras.Model(inputs, layer(inputs))
+        got = model.predict(X, verbose=0)
+        assert set(got) == {"y"}
+        same(jax.tree.leaves(direct)[0], got["y"])
+    model.compile("sgd", {"y": "mse"})
+    finite(model.fit(X, {"y": Y[:, :2]}, verbose=0).history)
+
+
+@row("an output that is None: left out at the end, an error before it")
+def _(api):
+    inputs = keras.Input((3,))
+    (got,) = api.FlaxLayer(m.LinenReturns(lambda y: (y, None)))(inputs)
+    assert got.shape == (None, 2)
+    raises("Return a dict", lambda: api.FlaxLayer(m.LinenReturns(lambda y: (y, None, y)))(inputs))
+
+
+@row("an input that Keras does not know says what to write")
+def _(api):
+    class Reads(nn.Module):
+        @nn.compact
+        def __call__(self, output):
+            return nn.Dense(2)(output.y)
+
+    for y in (X, keras.Input((3,))):
+        raises("Output(**fields)", functools.partial(api.FlaxLayer(Reads()), m.Output(y)))
+        layer = api.FlaxLayer(Reads(), method=lambda module, fields: module(m.Output(**fields)))
+        assert tuple(layer({"y": y}).shape)[1:] == (2,)
 
 
 # Functions, and what no adapter knows

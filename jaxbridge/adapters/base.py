@@ -7,11 +7,28 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from jaxbridge.core.pure_model import CallInputs, PureModel
+from jaxbridge.core.pure_model import PureModel
 from jaxbridge.errors import SignatureError, StructureError
 
 #: What may happen to a collection of variables (linen) or to a type of Variable (NNX).
-ROLES = ("params", "state", "return", "loss", "drop")
+ROLES = ("params", "state", "training", "return", "loss", "drop")
+
+
+@dataclasses.dataclass(frozen=True)
+class Streams:
+    """What the option `rngs` says.
+
+    Attributes:
+        named: streams that a training call draws from, whether it asks for them or not.
+        always: those of them that inference draws from, whether it asks for them or not.
+        training: those of them that inference never draws from.
+        arguments: names of arguments of the call that are keys.
+    """
+
+    named: tuple[str, ...] = ()
+    always: tuple[str, ...] = ()
+    training: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,9 +40,9 @@ class ModuleOptions:
         args: positional arguments of `module`, where that is a class.
         kwargs: keyword arguments of `module`, where that is a class.
         variables: values to start from, as the library writes them.
-        rngs: names of random streams; a mapping says "training" or "always" of each.
-        training_flag: the name of the flag that follows the mode, or names with the pair of values that they have in
-            training and at inference; None for those that the adapter finds.
+        rngs: names of random streams; a mapping says "training", "always" or "argument" of each.
+        training_flag: the name of the flag that follows the mode (or its path, such as "config.deterministic"), or names
+            with the pair of values that they have in training and at inference; None for those that the adapter finds.
         call_kwargs: keyword arguments that every call has.
         collections: collection (or type of Variable) -> one of `ROLES`.
         vmap: whether the module takes single examples, so that it is mapped over axis 0 of its inputs.
@@ -43,16 +60,25 @@ class ModuleOptions:
     vmap: bool = False
     seeded: bool = False
 
-    def streams(self) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
-        """Returns the names of `rngs` (None: none were given) and those among them that inference draws from too."""
+    def streams(self) -> Streams:
+        """Returns what `rngs` says.
+
+        Raises:
+            SignatureError: it says something that has no meaning.
+        """
         if self.rngs is None:
-            return None, ()
+            return Streams()
         if not isinstance(self.rngs, Mapping):
-            return tuple(self.rngs), ()
+            return Streams(tuple(self.rngs))
         for name, when in self.rngs.items():
-            if when not in ("training", "always"):
-                raise SignatureError(f"`rngs` says {when!r} of stream '{name}'; write 'training' or 'always'.")
-        return tuple(self.rngs), tuple(name for name, when in self.rngs.items() if when == "always")
+            if when not in ("training", "always", "argument"):
+                raise SignatureError(
+                    f"`rngs` says {when!r} of stream '{name}'; write 'training' or 'always', or 'argument' for a key that "
+                    "is an argument of the call."
+                )
+        said = lambda wanted: tuple(name for name, when in self.rngs.items() if when == wanted)  # pyright: ignore[reportOptionalMemberAccess]
+        named = tuple(name for name, when in self.rngs.items() if when != "argument")
+        return Streams(named, said("always"), said("training"), said("argument"))
 
     def without_start(self) -> tuple[Any, ...]:
         """Returns all but `variables`, for a model's identity."""
@@ -151,19 +177,6 @@ class Adapter(abc.ABC):
                 raise SignatureError(
                     f"`collections` says {role!r} of {name!r}; write one of {', '.join(map(repr, ROLES))}."
                 )
-
-
-def keywords(
-    flags: Mapping[str, Sequence[Any]],
-    options: ModuleOptions,
-    inputs: CallInputs,
-    training: bool,
-    takes_mask: bool = False,
-) -> dict[str, Any]:
-    """Returns the keyword arguments of a call: the mask, flags, then what is fixed, then what the call itself gives."""
-    mask = {"mask": inputs.mask} if takes_mask and inputs.mask is not None else {}
-    extra = {name: pair[0 if training else 1] for name, pair in flags.items()}
-    return {**mask, **extra, **options.call_kwargs, **inputs.kwargs}
 
 
 def named_method(cls: type, method: Callable[..., Any] | str | None, default: str = "__call__") -> Callable[..., Any]:

@@ -12,8 +12,11 @@ import jax.numpy as jnp
 
 from jaxbridge._optional import require
 from jaxbridge.adapters import flags
-from jaxbridge.adapters.base import Adapted, Adapter, ModuleOptions, keywords, named_method
-from jaxbridge.adapters.draws import reads_key
+from jaxbridge.adapters.axes import unbound_axis
+from jaxbridge.adapters.base import Adapted, Adapter, ModuleOptions, named_method
+from jaxbridge.adapters.calls import MethodCall, fill_keys
+from jaxbridge.adapters.draws import with_found_streams
+from jaxbridge.core import prng
 from jaxbridge.core.pure_model import CallInputs, PureModel
 from jaxbridge.core.tree_paths import leaf_paths
 from jaxbridge.errors import SignatureError, StructureError
@@ -25,14 +28,17 @@ import equinox as eqx  # noqa: E402
 #: The stream is called as the argument is.
 STREAM = "key"
 
+#: The axis of examples, where the module does not call it otherwise.
+_AXIS = "batch"
+
 
 class EquinoxAdapter(Adapter):
     """Modules of `equinox`; or a class, whose module is made with the layer's seed (its argument `key`).
 
     Params are the floating arrays of the module by their paths, the state is its other arrays and, of a module whose
     method takes `state`, the values of its `eqx.nn.StateIndex`es by the paths of these; `variables` is the `eqx.nn.State`
-    that belongs to an instance. With `vmap` the module is mapped over axis 0 of the inputs, under the
-    axis name "batch"; example i draws with `fold_in(key, i)`.
+    that belongs to an instance. With `vmap` the module is mapped over axis 0 of the inputs, under the name that the module
+    has for this axis ("batch"); example i draws with `fold_in(key, i)`.
     """
 
     library: ClassVar[str] = "equinox"
@@ -135,30 +141,31 @@ class _Layout:
 class _EquinoxModel:
     def __init__(self, cls: type, layout: _Layout, options: ModuleOptions):
         self.cls, self.layout, self.options = cls, layout, options
-        self.names, self.always = options.streams()
-        if any(name != STREAM for name in self.names or ()):
+        self.said = options.streams()
+        if any(name != STREAM for name in self.said.named):
             raise SignatureError(
-                f"`rngs` names {', '.join(self.names or ())}; an Equinox module has one stream, '{STREAM}'."
+                f"`rngs` names {', '.join(self.said.named)}; an Equinox module has one stream, '{STREAM}'."
             )
         self.method = named_method(cls, options.method)
         parameters = flags.parameters_of(self.method)
-        self.takes = {name: name in parameters for name in ("key", "state", "mask")}
+        self.takes = {name: name in parameters for name in (STREAM, "state")}
         if layout.state_treedef is not None and not self.takes["state"]:
             raise SignatureError(
                 f"The module has state, and its method takes no argument `state`: {self.method.__qualname__}."
             )
         # Equinox' own layers take the old name beside the new one, and warn when it is used.
-        self.flags = flags.of_signature(self.method, options, ("deterministic",) if "inference" in parameters else ())
+        found = flags.of_signature(self.method, options, ("deterministic",) if "inference" in parameters else ())
+        filled = (*((STREAM,) if self.takes[STREAM] else ()), *(("state",) if layout.state_treedef is not None else ()))
+        self.call = MethodCall(self.method, options, found, ignored=filled)
 
     def pure_model(self, init: Any) -> PureModel:
-        names = (STREAM,) if self.names is None and self.takes["key"] else self.names or ()
         layout = self.layout
         model = PureModel(
             init,
             self.apply,
-            names,
-            self.always,
-            self.takes["mask"],
+            (STREAM,),
+            self.said.always,
+            self.call.takes_mask,
             identity=(
                 "equinox",
                 layout.treedef,
@@ -168,39 +175,69 @@ class _EquinoxModel:
                 self.options.without_start(),
             ),
         )
-        return dataclasses.replace(model, resolve=functools.partial(_resolved, model)) if self.names is None else model
+        return dataclasses.replace(model, resolve=functools.partial(self.resolve, model))
 
     def apply(self, params: Any, state: Any, key: Any, inputs: CallInputs, training: bool) -> tuple[Any, Any]:
         module, own_state = self.layout.merge(params, state)
         module = self._in_mode(module, training)
         # Only what the call itself brings is mapped.
-        words = keywords(self.flags, self.options, CallInputs(inputs.args), training)
+        words = self.call.keywords(dataclasses.replace(inputs, mask=None), training)
         words = {name: value for name, value in words.items() if name not in inputs.kwargs}
+        names = self.call.key_arguments(inputs)
 
         def call(args: Any, kwargs: Any, mask: Any, own_state: Any, key: Any) -> tuple[Any, Any]:
-            extra = {"key": key} if self.takes["key"] and key is not None else {}
-            if self.takes["mask"] and mask is not None:
+            extra = fill_keys(names, prng.stream_keys(key, names))
+            if self.takes[STREAM] and key is not None:
+                extra[STREAM] = key
+            if mask is not None:
                 extra["mask"] = mask
             if own_state is None:
-                return self.method(module, *args, **words, **kwargs, **extra), None
-            return self.method(module, *args, **words, **kwargs, **extra, state=own_state)
+                return self.method(module, *args, **{**words, **kwargs, **extra}), None
+            return self.method(module, *args, **{**words, **kwargs, **extra}, state=own_state)
 
-        given = (inputs.args, inputs.kwargs, inputs.mask)
-        if not self.options.vmap:
-            outputs, after = call(*given, own_state, key)
-        else:
-            keys = None if key is None else jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(_batch(given)))
-            mapped = jax.vmap(call, (0, 0, 0, None, 0), (0, None), axis_name="batch")
-            outputs, after = mapped(*given, own_state, keys)
+        outputs, after = self._mapped(call)(inputs.args, inputs.kwargs, inputs.mask, own_state, key)
         if own_state is None:
             return outputs, state
         return outputs, {**state, **self.layout._with_state({}, after)}
+
+    def resolve(self, model: PureModel, params: Any, state: Any, inputs: CallInputs) -> PureModel:
+        """Returns the model with its stream, if calls read a key."""
+        takes = self.takes[STREAM] or self.call.key_arguments(inputs)
+        return with_found_streams(model, (STREAM,) if takes else (), self.said, params, state, inputs)
+
+    def _mapped(self, call: Any) -> Any:
+        """Returns the call of an example as one of a batch, if the module takes examples."""
+
+        def whole(*given: Any) -> Any:
+            try:
+                return call(*given)
+            except Exception as error:
+                if _works(mapped, given):
+                    raise SignatureError(
+                        f"{self.cls.__name__} takes single examples, and was called with a batch. Write `vmap=True`: it is "
+                        "then mapped over axis 0."
+                    ) from error
+                raise
+
+        def mapped(args: Any, kwargs: Any, mask: Any, own_state: Any, key: Any) -> Any:
+            given = (args, kwargs, mask)
+            keys = None if key is None else jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(_batch(given)))
+            over = lambda axis: jax.vmap(call, (0, 0, 0, None, 0), (0, None), axis_name=axis)(*given, own_state, keys)
+            try:
+                return over(_AXIS)
+            except NameError as error:
+                name = unbound_axis(error)
+                if name is None:
+                    raise
+            return over(name)
+
+        return mapped if self.options.vmap else whole
 
     def _in_mode(self, module: Any, training: bool) -> Any:
         asked = flags.asked_for(self.options.training_flag)
         if asked is None:
             return eqx.nn.inference_mode(module, value=not training)
-        found = set(self.flags)
+        found = set(self.call.flags)
         for name, pair in asked.items():
             where = lambda root, name=name: [getattr(p, name) for p in _parts(root) if hasattr(p, name)]
             if where(module):
@@ -244,11 +281,16 @@ def _state_names(module: Any, numbered: Any) -> tuple[str, ...]:
     return tuple(names[number] for number in range(count))
 
 
+def _works(call: Any, given: Any) -> bool:
+    """Returns whether a call of known sizes can be traced."""
+    if not all(isinstance(size, int) for leaf in jax.tree.leaves(given[:3]) for size in leaf.shape):
+        return False  # at symbols much fails that is right
+    try:
+        jax.eval_shape(lambda: call(*given))
+    except Exception:
+        return False
+    return True
+
+
 def _batch(given: Any) -> Any:
     return jax.tree.leaves(given)[0].shape[0]
-
-
-def _resolved(model: PureModel, params: Any, state: Any, inputs: CallInputs) -> PureModel:
-    """Returns the model with its stream, if a training call reads the key."""
-    draws = bool(model.rng_streams) and reads_key(model.apply, params, state, inputs)
-    return dataclasses.replace(model, rng_streams=(STREAM,) if draws else (), resolve=None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -21,6 +23,9 @@ COMMON: Mapping[str, tuple[bool, bool]] = {
 
 Flags = dict[str, tuple[Any, Any]]
 
+#: A path that leads nowhere.
+_MISSING = object()
+
 
 def asked_for(flag: str | Mapping[str, Sequence[Any]] | None) -> Flags | None:
     """Returns the option `training_flag` as names with pairs of values; None where it says nothing.
@@ -31,14 +36,18 @@ def asked_for(flag: str | Mapping[str, Sequence[Any]] | None) -> Flags | None:
     if flag is None:
         return None
     if isinstance(flag, str):
-        return {flag: COMMON.get(flag, (True, False))}
+        return {flag: _values_of(flag)}
     for name, pair in flag.items():
         if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
             raise SignatureError(
                 f"`training_flag` gives {pair!r} for '{name}'. Write the pair of its values in training mode and at "
-                f"inference, such as {{'{name}': {COMMON.get(name, (True, False))}}}."
+                f"inference, such as {{'{name}': {_values_of(name)}}}."
             )
     return {name: (pair[0], pair[1]) for name, pair in flag.items()}
+
+
+def _values_of(flag: str) -> tuple[bool, bool]:
+    return COMMON.get(flag.rpartition(".")[2], (True, False))
 
 
 def of_signature(function: Callable[..., Any], options: ModuleOptions, fixed: Collection[str] = ()) -> Flags:
@@ -87,3 +96,39 @@ def check_all_found(options: ModuleOptions, found: Collection[str], module: Any)
                 f"`training_flag` names '{name}', which {module} has neither as an argument of the method nor as an "
                 "attribute."
             )
+
+
+def has(owner: Any, path: str) -> bool:
+    """Returns whether there is something at the path, such as "config.deterministic", of an object or mapping."""
+    return _at(owner, path.split(".")) is not _MISSING
+
+
+def _at(owner: Any, parts: Sequence[str]) -> Any:
+    for part in parts:
+        owner = owner.get(part, _MISSING) if isinstance(owner, Mapping) else getattr(owner, part, _MISSING)
+    return owner
+
+
+def replaced(owner: Any, path: str, value: Any) -> Any:
+    """Returns a copy of an object or mapping with another value at the path; the original is left alone.
+
+    Raises:
+        SignatureError: there is no way to copy one of the objects on the path.
+    """
+    name, _, rest = path.partition(".")
+    new = replaced(_at(owner, [name]), rest, value) if rest else value
+    if isinstance(owner, Mapping):
+        return type(owner)({**owner, name: new})  # pyright: ignore[reportCallIssue]
+    if dataclasses.is_dataclass(owner) and not isinstance(owner, type):
+        return owner.clone(**{name: new}) if hasattr(owner, "clone") else dataclasses.replace(owner, **{name: new})  # pyright: ignore
+    if hasattr(owner, "_replace"):
+        return owner._replace(**{name: new})
+    copied = copy.deepcopy(owner)  # a shallow one of a ConfigDict would share its fields
+    try:
+        setattr(copied, name, new)
+    except AttributeError as error:
+        raise SignatureError(
+            f"`training_flag` sets '{name}' of a {type(owner).__name__}, which cannot be set: {error}. Make the "
+            "class a dataclass."
+        ) from error
+    return copied

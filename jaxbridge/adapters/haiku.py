@@ -10,8 +10,11 @@ from typing import Any, ClassVar
 from jaxbridge._optional import require
 from jaxbridge.adapters import flags
 from jaxbridge.adapters._haiku_private import original_function
-from jaxbridge.adapters.base import Adapted, Adapter, ModuleOptions, keywords, named_method
-from jaxbridge.adapters.draws import reads_key
+from jaxbridge.adapters.axes import with_axes_bound
+from jaxbridge.adapters.base import Adapted, Adapter, ModuleOptions, named_method
+from jaxbridge.adapters.calls import MethodCall, fill_keys
+from jaxbridge.adapters.draws import with_found_streams
+from jaxbridge.core import prng
 from jaxbridge.core.pure_model import CallInputs, PureModel
 from jaxbridge.errors import SignatureError
 
@@ -46,43 +49,47 @@ class HaikuAdapter(Adapter):
             has_state = isinstance(module, hk.TransformedWithState | hk.MultiTransformedWithState)
             apply = _chosen(module.apply, options.method)
             init, function = module.init, original_function(apply)
-        names, always = options.streams()
-        _check_streams(names)
-        model = _HaikuModel(init, apply, function, has_state, options)
+        said = options.streams()
+        _check_streams(said.named)
+        # That of `hk.without_apply_rng` takes no key.
+        takes_rng = "rng" in flags.parameters_of(apply)
+        of_apply = 1 + has_state + takes_rng  # arguments before the inputs
+        leading = 1 if isinstance(module, type) else of_apply if function is apply else 0
+        call = MethodCall(function, options, flags.of_signature(function, options), leading)
+        flags.check_all_found(options, call.flags, "the function")
+        model = _HaikuModel(init, apply, call, has_state, takes_rng)
         fixed = PureModel(
             model.init,
             model.apply,
-            names or (),
-            always,
-            "mask" in flags.parameters_of(function),
+            (STREAM,),
+            said.always,
+            call.takes_mask,
             identity=("haiku", module, options.without_start()),
         )
         start = (None, None) if options.variables is None else _start(options.variables, has_state)
-        if names is not None:
-            return Adapted(fixed, start)
-        resolve = functools.partial(_resolved, fixed)
+        resolve = functools.partial(with_found_streams, fixed, (STREAM,), said)
         return Adapted(dataclasses.replace(fixed, resolve=resolve), start)
 
 
 class _HaikuModel:
-    def __init__(self, init: Any, apply: Any, function: Any, has_state: bool, options: ModuleOptions):
-        self._init, self._apply, self._has_state, self._options = init, apply, has_state, options
-        self._flags = flags.of_signature(function, options)
-        self._takes_mask = "mask" in flags.parameters_of(function)
-        flags.check_all_found(options, self._flags, "the function")
+    def __init__(self, init: Any, apply: Any, call: MethodCall, has_state: bool, takes_rng: bool):
+        self._init, self._apply, self._call = init, apply, call
+        self._has_state, self._takes_rng = has_state, takes_rng
 
-    def _keywords(self, inputs: CallInputs, training: bool) -> dict[str, Any]:
-        return keywords(self._flags, self._options, inputs, training, self._takes_mask)
+    def _keywords(self, key: Any, inputs: CallInputs, training: bool) -> dict[str, Any]:
+        names = self._call.key_arguments(inputs)
+        return {**self._call.keywords(inputs, training), **fill_keys(names, prng.stream_keys(key, names))}
 
     def init(self, key: Any, inputs: CallInputs, training: bool) -> tuple[Any, Any]:
-        made = self._init(key, *inputs.args, **self._keywords(inputs, training))
+        words = self._keywords(key, inputs, training)
+        made = with_axes_bound(self._init)(key, *inputs.args, **words)
         return made if self._has_state else (made, {})
 
     def apply(self, params: Any, state: Any, key: Any, inputs: CallInputs, training: bool) -> tuple[Any, Any]:
-        words = self._keywords(inputs, training)
-        if self._has_state:
-            return self._apply(params, state, key, *inputs.args, **words)
-        return self._apply(params, key, *inputs.args, **words), state
+        values = (params, state) if self._has_state else (params,)
+        args = (*values, key, *inputs.args) if self._takes_rng else (*values, *inputs.args)
+        result = with_axes_bound(self._apply)(*args, **self._keywords(key, inputs, training))
+        return result if self._has_state else (result, state)
 
 
 def _of_class(cls: type, options: ModuleOptions) -> tuple[Any, Any, Callable[..., Any]]:
@@ -122,9 +129,3 @@ def _start(variables: Any, has_state: bool) -> tuple[Any, Any]:
     if isinstance(variables, tuple) and len(variables) == 2:
         return variables
     raise SignatureError("`variables` of a function with state must be the pair (params, state) that `init` returns.")
-
-
-def _resolved(model: PureModel, params: Any, state: Any, inputs: CallInputs) -> PureModel:
-    """Returns the model with its stream, if a training call reads the key."""
-    draws = reads_key(model.apply, params, state, inputs)
-    return dataclasses.replace(model, rng_streams=(STREAM,) if draws else (), resolve=None)

@@ -14,12 +14,16 @@ from jax.sharding import PartitionSpec
 
 from jaxbridge._optional import require
 from jaxbridge.adapters import flags
-from jaxbridge.adapters.base import Adapted, Adapter, ModuleOptions, keywords, named_method
+from jaxbridge.adapters.axes import with_axes_bound
+from jaxbridge.adapters.base import Adapted, Adapter, ModuleOptions, named_method
+from jaxbridge.adapters.calls import MethodCall, fill_keys
+from jaxbridge.adapters.draws import reads_key
+from jaxbridge.adapters.linen_wrappers import in_mode, wraps_nnx
 from jaxbridge.core import prng
 from jaxbridge.core.constraints import Annotated, rules_in_effect
 from jaxbridge.core.pure_model import CallInputs, PureModel, WithLosses
 from jaxbridge.core.tree_paths import leaf_difference
-from jaxbridge.errors import StructureError
+from jaxbridge.errors import SignatureError, StructureError
 
 require("flax.linen", "A flax.linen module")
 
@@ -29,8 +33,8 @@ from flax import linen  # noqa: E402
 #: Streams that initialisation draws from besides "params", where the user names none.
 _INIT_STREAMS = ("dropout",)
 
-#: What linen itself makes of a collection, where the user says nothing: `init` leaves it out.
-_DROPPED = "intermediates"
+#: What becomes of a collection where the user says nothing; of others it is "state". `init` leaves intermediates out.
+_ROLES = {"params": "params", "intermediates": "drop", "batch_stats": "training"}
 
 
 class LinenAdapter(Adapter):
@@ -51,7 +55,10 @@ class LinenAdapter(Adapter):
             module = module(*options.args, **options.kwargs)
         elif options.args or options.kwargs:
             raise StructureError("`args` and `kwargs` are those of a class; the module is made already.")
-        start = (None, None) if options.variables is None else split_variables(options.variables, options.collections)
+        start = (None, None)
+        if options.variables is not None:
+            _check_variables(options.variables)
+            start = split_variables(options.variables, options.collections)
         return Adapted(_LinenModel(module, options).pure_model(), start, ("", ""))
 
     def construction(self, module: Any) -> tuple[type, dict[str, Any]]:
@@ -69,107 +76,153 @@ class LinenAdapter(Adapter):
 class _LinenModel:
     def __init__(self, module: Any, options: ModuleOptions):
         self.options = options
-        self.rngs, self.always = options.streams()
+        self.said = options.streams()
         self.method = named_method(type(module), options.method)
         settled = [name for name in flags.COMMON if getattr(module, name, None) is not None]
-        self.flags = flags.of_signature(self.method, options, settled if options.training_flag is None else ())
+        found = flags.of_signature(self.method, options, settled if options.training_flag is None else ())
+        self.call = MethodCall(self.method, options, found)
         self.modules: dict[bool, Any] = {mode: self._with_fields(module, mode) for mode in (True, False)}
         self.module = module
-        self.takes_mask = "mask" in flags.parameters_of(self.method)
-        roles = options.collections
-        self.kept = tuple(name for name, role in roles.items() if role == "state")
-        self.trained = ("params", *(name for name, role in roles.items() if role == "params"))
-        self.passing = tuple(name for name, role in roles.items() if role in ("return", "loss", "drop"))
+        self.roles = {**_ROLES, **options.collections}
+        self.kept = tuple(name for name, role in options.collections.items() if role in ("state", "training"))
+        self.passing = tuple(name for name, role in options.collections.items() if role in ("return", "loss", "drop"))
 
     def _with_fields(self, module: Any, training: bool) -> Any:
-        """Returns the module with those flags set that are fields of it."""
+        """Returns the module with those flags set that are fields of it, or of what its fields hold."""
         names = {field.name for field in dataclasses.fields(module)}
         wanted = flags.asked_for(self.options.training_flag) or {}
-        fields = {name: pair for name, pair in wanted.items() if name in names and name not in self.flags}
-        flags.check_all_found(self.options, {*fields, *self.flags}, type(module).__name__)
-        values = {name: pair[0 if training else 1] for name, pair in fields.items()}
-        return module.clone(**values) if values else module
+        fields = {
+            name: pair
+            for name, pair in wanted.items()
+            if name not in self.call.flags and name.partition(".")[0] in names and flags.has(module, name)
+        }
+        flags.check_all_found(self.options, {*fields, *self.call.flags}, type(module).__name__)
+        for name, pair in fields.items():
+            module = flags.replaced(module, name, pair[0 if training else 1])
+        return module
 
     def pure_model(self) -> PureModel:
-        return dataclasses.replace(self.with_streams(self.rngs or ()), resolve=self.resolve)
+        return dataclasses.replace(self.with_streams(self.said.named, self.said.always), resolve=self.resolve)
 
-    def with_streams(self, streams: tuple[str, ...]) -> PureModel:
+    def with_streams(self, training: tuple[str, ...], inference: tuple[str, ...]) -> PureModel:
+        streams = {True: training, False: inference}
         return PureModel(
             self.init,
             functools.partial(self.apply, streams=streams),
-            streams,
-            self.always,
-            self.takes_mask,
+            training,
+            inference,
+            self.call.takes_mask,
             identity=("linen", self.module, self.options.without_start()),
         )
 
-    def _keywords(self, inputs: CallInputs, training: bool) -> dict[str, Any]:
-        return keywords(self.flags, self.options, inputs, training, self.takes_mask)
-
     def init(self, key: Any, inputs: CallInputs, training: bool) -> tuple[Any, Any]:
-        streams = prng.stream_keys(key, ("params", *(_INIT_STREAMS if self.rngs is None else self.rngs)))
-        module, words = self.modules[training], self._keywords(inputs, training)
-        with _on_mesh():
-            return self._init(module, streams, inputs, words)
+        arguments = self.call.key_arguments(inputs)
+        keys = prng.stream_keys(key, (*dict.fromkeys(("params", *_INIT_STREAMS, *self.said.named, *arguments)),))
+        words = {**self.call.keywords(inputs, training), **fill_keys(arguments, keys)}
+        streams = {name: key for name, key in keys.items() if name not in arguments}
+        return with_axes_bound(lambda: self._init(self.modules[training], streams, inputs, words))()
 
     def _init(self, module: Any, streams: Any, inputs: CallInputs, words: Mapping[str, Any]) -> tuple[Any, Any]:
-        variables = flax.core.unfreeze(module.init(streams, *inputs.args, method=self.method, **words))
-        late = [name for name in self.kept if name not in variables]
-        if late:
-            # A collection that `init` does not make starts from what one call leaves in it.
-            _, made = module.apply(variables, *inputs.args, rngs=streams, method=self.method, mutable=late, **words)
-            variables = {**variables, **flax.core.unfreeze(made)}
+        with _on_mesh(), in_mode(True):
+            variables = flax.core.unfreeze(module.init(streams, *inputs.args, method=self.method, **words))
+            late = [name for name in self.kept if name not in variables]
+            if late:
+                # A collection that `init` does not make starts from what one call leaves in it.
+                _, made = module.apply(variables, *inputs.args, rngs=streams, method=self.method, mutable=late, **words)
+                variables = {**variables, **flax.core.unfreeze(made)}
         return split_variables(variables, self.options.collections)
 
     def apply(
-        self, params: Any, state: Any, key: Any, inputs: CallInputs, training: bool, *, streams: tuple[str, ...]
+        self,
+        params: Any,
+        state: Any,
+        key: Any,
+        inputs: CallInputs,
+        training: bool,
+        *,
+        streams: Mapping[bool, tuple[str, ...]],
     ) -> tuple[Any, Any]:
-        with _on_mesh():
-            outputs, updated = self._call(params, state, key, inputs, training, streams)
+        state = state or {}
+        fixed = [name for name in state if not training and self.roles.get(name) == "training"]
+        keys = prng.stream_keys(key, streams[training])
+        call = lambda fixed: with_axes_bound(self._call)({**(params or {}), **state}, keys, inputs, training, fixed)
+        try:
+            outputs, updated = call(fixed)
+        except flax.errors.ModifyScopeVariableError as error:
+            if _collection_of(error) not in fixed:
+                raise self._explained(error, {*(params or {}), *state}) from error
+            # A module that writes in every mode (`use_running_average=False`): what it writes here is dropped.
+            outputs, updated = call([])
+        except (flax.errors.ScopeCollectionNotFound, flax.errors.ScopeVariableNotFoundError) as error:
+            raise self._explained(error, {*(params or {}), *state}) from error
         extra = {name: updated[name] for name in self.passing if name in updated}
-        kept = {name: updated.get(name, collection) for name, collection in (state or {}).items()}
+        kept = {name: old if name in fixed else updated.get(name, old) for name, old in state.items()}
         return _with_extra(outputs, extra, self.options.collections), kept
 
-    def _call(self, params: Any, state: Any, key: Any, inputs: CallInputs, training: bool, streams: Any) -> Any:
-        drawing = streams if training else self.always
-        try:
+    def _call(self, variables: Any, keys: Any, inputs: CallInputs, training: bool, fixed: Any) -> tuple[Any, Any]:
+        arguments = self.call.key_arguments(inputs)
+        with _on_mesh(), in_mode(training):
             outputs, updated = self.modules[training].apply(
-                {**(params or {}), **(state or {})},
+                variables,
                 *inputs.args,
-                rngs=prng.stream_keys(key, drawing) if drawing else {},
+                rngs={name: key for name, key in keys.items() if name not in arguments},
                 method=self.method,
                 # What else is sown during a call is dropped: linen does not write collections that are not named here.
-                mutable=[*(state or {}), *self.passing],
-                **self._keywords(inputs, training),
+                mutable=[*(n for n in variables if self._is_state(n) and n not in fixed), *self.passing],
+                **self.call.keywords(inputs, training),
+                **fill_keys(arguments, keys),
             )
-        except (
-            flax.errors.ModifyScopeVariableError,
-            flax.errors.ScopeCollectionNotFound,
-            flax.errors.ScopeVariableNotFoundError,
-        ) as error:
-            name = _collection_of(error, {*(params or {}), *(state or {})})
-            if name is None:
-                raise
-            raise _new_collection(name) from error
         return outputs, flax.core.unfreeze(updated)
 
+    def _is_state(self, collection: str) -> bool:
+        return self.roles.get(collection, "state") in ("state", "training")
+
+    def _explained(self, error: Exception, known: set[str]) -> Exception:
+        """Returns the error that says what to write, or linen's own where the collection that it is about is there."""
+        name = _collection_of(error)
+        if name is None or name in known:
+            return error
+        if self.options.variables is not None and self.roles.get(name, "state") != "drop":
+            return _forgotten(name)
+        return _new_collection(name)
+
     def resolve(self, params: Any, state: Any, inputs: CallInputs) -> PureModel:
-        """Returns the model with the streams that a training call cannot do without: linen's error names the next."""
-        streams = self.rngs or ()
+        """Returns the model with the streams that its calls ask for."""
+        training = self._streams(True, self.said.named, params, state, inputs)
+        try:
+            inference = self._streams(False, self.said.always, params, state, inputs)
+        except Exception as error:
+            if isinstance(error, SignatureError):
+                raise
+            inference = self.said.always  # a module of one mode only; a call in the other says what is wrong
+        return self.with_streams(training, inference)
+
+    def _streams(self, training: bool, streams: tuple[str, ...], params: Any, state: Any, inputs: Any) -> Any:
+        """Returns the streams that a call in this mode cannot do without: linen's error names the next."""
         while True:
-            model = self.with_streams(streams)
+            model = self.with_streams(streams, streams)
             try:
-                return self.checked(model, params, state, inputs)
+                wraps = self._check_state(model, training, params, state, inputs)
+                break
             except flax.errors.InvalidRngError as error:
                 missing = re.search(r'needs PRNG for "([^"]+)"', str(error))
-                if missing is None or missing[1] in streams or self.rngs is not None:
+                if missing is None or missing[1] in streams:
                     raise
+                if not training and missing[1] in self.said.training:
+                    raise _only_in_training(missing[1]) from error
                 streams += (missing[1],)
+        # What is no stream of linen's is found by what reads it: keys that are arguments, the one of an NNX module inside.
+        more = (*self.call.key_arguments(inputs), *(("default",) if wraps else ()))
+        more = tuple(name for name in more if name not in streams)
+        if more and (streams or reads_key(self.with_streams(more, more).apply, params, state, inputs, training)):
+            streams += more
+        return streams
 
-    def checked(self, model: PureModel, params: Any, state: Any, inputs: CallInputs) -> PureModel:
-        """Returns the model if a training call leaves every collection as it was."""
-        run = lambda p, s, i: model.apply(p, s, jax.random.key(0), i, True)
-        after = jax.eval_shape(run, params, state, inputs)[1]
+    def _check_state(self, model: PureModel, training: bool, params: Any, state: Any, inputs: CallInputs) -> bool:
+        """Returns whether there are NNX modules inside; an error if the call leaves a collection in another form."""
+        run = lambda p, s, i: model.apply(p, s, jax.random.key(0), i, training)
+        with wraps_nnx() as found:
+            after = jax.eval_shape(run, params, state, inputs)[1]
         for name, collection in (state or {}).items():
             difference = leaf_difference(collection, after[name])
             if difference is not None:
@@ -178,17 +231,32 @@ class _LinenModel:
                     f"becomes of it: `collections={{'{name}': 'drop'}}`, 'return' (beside the outputs) or 'loss' (added "
                     "to the model's losses)."
                 )
-        return model
+        return bool(found)
 
 
 def split_variables(variables: Any, roles: Mapping[str, str] | None = None) -> tuple[Any, Any]:
     """Returns the params and the state of a linen variable dict: collections by name, boxes as `Annotated`."""
-    roles = roles or {}
+    roles = {**_ROLES, **(roles or {})}
     is_box = lambda node: isinstance(node, linen.meta.AxisMetadata)
     plain = flax.core.unfreeze(jax.tree.map(_unboxed, variables, is_leaf=is_box))
-    role_of = lambda name: roles.get(name, "params" if name == "params" else "drop" if name == _DROPPED else "state")
-    params = {name: collection for name, collection in plain.items() if role_of(name) == "params"}
-    return params, {name: collection for name, collection in plain.items() if role_of(name) == "state"}
+    of = lambda *wanted: {name: value for name, value in plain.items() if roles.get(name, "state") in wanted}
+    return of("params"), of("state", "training")
+
+
+def _check_variables(variables: Any) -> None:
+    """Raises a StructureError unless these are collections by name, as `module.init` returns them."""
+    is_box = lambda node: isinstance(node, linen.meta.AxisMetadata)
+    inside = (
+        [name for name, value in variables.items() if is_box(value) or not isinstance(value, Mapping)]
+        if (is_mapping := isinstance(variables, Mapping))
+        else []
+    )
+    if not is_mapping or inside:
+        found = f"'{inside[0]}' in it is none" if is_mapping else f"it is a {type(variables).__name__}"
+        raise StructureError(
+            f"`variables` must be collections by name, as `module.init` returns them, and {found}. Of params alone: "
+            "`variables={'params': ...}`."
+        )
 
 
 def _unboxed(node: Any) -> Any:
@@ -231,11 +299,30 @@ def _with_extra(outputs: Any, extra: Mapping[str, Any], roles: Mapping[str, str]
     return WithLosses(outputs, losses) if losses else outputs
 
 
-def _collection_of(error: Exception, known: set[str]) -> str | None:
-    """Returns the collection that linen's error is about, if the variables do not have it."""
+def _collection_of(error: Exception) -> str | None:
+    """Returns the collection that linen's error is about."""
     named = re.search(r'collection "([^"]+)"|of "([^"]+)"|"([^"]+)" collection', str(error))
-    name = next(filter(None, named.groups()), None) if named else None
-    return name if name not in known else None
+    return next(filter(None, named.groups()), None) if named else None
+
+
+def _forgotten(name: str) -> StructureError:
+    if name == "params":
+        return StructureError(
+            "`variables` has no collection 'params'. It must hold collections by name, as `module.init` returns them: "
+            "`variables={'params': ...}`."
+        )
+    return StructureError(
+        f"The module uses the collection '{name}', and `variables` does not have it. Give all of what `module.init` returned: "
+        f"`variables={{'params': ..., '{name}': ...}}`. Where there are params alone: `variables={{**module.init(key, x), "
+        "'params': ...}`."
+    )
+
+
+def _only_in_training(name: str) -> SignatureError:
+    return SignatureError(
+        f"The module draws from the stream '{name}' at inference, and `rngs` says 'training' of it. Write `rngs={{'{name}': "
+        "'always'}`, or leave it out: streams that the module asks for are found."
+    )
 
 
 def _new_collection(name: str) -> StructureError:

@@ -14,7 +14,10 @@ from jax.sharding import PartitionSpec
 
 from jaxbridge._optional import require
 from jaxbridge.adapters import flags
-from jaxbridge.adapters.base import Adapted, Adapter, ModuleOptions, keywords, named_method
+from jaxbridge.adapters.axes import with_axes_bound
+from jaxbridge.adapters.base import Adapted, Adapter, ModuleOptions, named_method
+from jaxbridge.adapters.calls import MethodCall, fill_keys
+from jaxbridge.adapters.draws import reads_key
 from jaxbridge.core import prng
 from jaxbridge.core.constraints import Annotated, rules_in_effect
 from jaxbridge.core.pure_model import CallInputs, PureModel, WithLosses
@@ -55,6 +58,11 @@ class NNXAdapter(Adapter):
         return isinstance(module, nnx.Module) or (isinstance(module, type) and issubclass(module, nnx.Module))
 
     def adapt(self, module: Any, options: ModuleOptions) -> Adapted:
+        if isinstance(module, nnx.bridge.ToNNX):
+            raise StructureError(
+                "`module` is a linen module inside an NNX one (`nnx.bridge.ToNNX`), which hears neither of the mode nor of "
+                "changes to its collections. Give the layer the linen module itself."
+            )
         if isinstance(module, type):
             construct = functools.partial(_construct, module, options)
             with _unsharded():
@@ -71,7 +79,7 @@ def _construct(cls: type, options: ModuleOptions, key: Any) -> Any:
     """Returns a new module of the class, its streams made from `key`."""
     words = dict(options.kwargs)
     if "rngs" in flags.parameters_of(cls) and "rngs" not in words:
-        names = ("default", *(options.rngs or ()))
+        names = ("default", *options.streams().named)
         words["rngs"] = nnx.Rngs(**prng.stream_keys(key, names))
     flags.check_arguments(cls, options.args, words)
     with _unsharded():
@@ -91,6 +99,7 @@ class _Layout:
     Attributes:
         graphdef: all of the module but the values of its Variables.
         roles: path -> "params", "state", or "drawn": keys and counts that the layer makes anew for each call.
+        fixed: the paths of state that changes in training mode only.
         types: role of each type of Variable; the nearest base decides.
         drawn: path -> (shape, dtype, implementation of the key or None, tag of the stream).
     """
@@ -99,6 +108,7 @@ class _Layout:
     roles: dict[Path, str]
     types: dict[type, str]
     drawn: dict[Path, tuple[Any, Any, str | None, str]]
+    fixed: frozenset[Path]
 
     @classmethod
     def of(cls, module: Any, options: ModuleOptions) -> _Layout:
@@ -110,8 +120,10 @@ class _Layout:
         graphdef, state = nnx.split(module)
         flat = dict(nnx.to_flat_state(state))
         roles = {path: _role(types, variable) for path, variable in flat.items()}
+        fixed = frozenset(path for path, role in roles.items() if role == "training")
+        roles |= dict.fromkeys(fixed, "state")
         drawn = {path: _described(flat[path]) for path, role in roles.items() if role == "drawn"}
-        return cls(graphdef, roles, types, drawn)
+        return cls(graphdef, roles, types, drawn, fixed)
 
     def split(self, module: Any) -> tuple[Any, Any]:
         """Returns params and state of a module, as nested dicts, with what it says of how they are split."""
@@ -144,32 +156,52 @@ class _Layout:
 class _NNXModel:
     def __init__(self, cls: type, layout: _Layout, options: ModuleOptions):
         self.cls, self.layout, self.options = cls, layout, options
-        self.always = options.streams()[1]
+        self.said = options.streams()
         self.method = named_method(cls, options.method)
-        self.flags = flags.of_signature(self.method, options)
-        self.takes_mask = "mask" in flags.parameters_of(self.method)
+        self.call = MethodCall(self.method, options, flags.of_signature(self.method, options))
 
     def pure_model(self, init: Any) -> PureModel:
         layout = self.layout
-        return PureModel(
+        model = PureModel(
             init,
             self.apply,
             tuple(sorted({tag for *_, tag in layout.drawn.values()})),
-            self.always if layout.drawn else (),
-            self.takes_mask,
+            self.said.always if layout.drawn else (),
+            self.call.takes_mask,
             identity=("nnx", self.cls, layout.graphdef, tuple(layout.roles.items()), self.options.without_start()),
         )
+        return dataclasses.replace(model, resolve=functools.partial(self.resolve, model))
+
+    def resolve(self, model: PureModel, params: Any, state: Any, inputs: CallInputs) -> PureModel:
+        """Returns the model with the streams that its calls draw from: those of the layer, and keys that are arguments."""
+        names = self.call.key_arguments(inputs)
+        streams = (*model.rng_streams, *names)
+        reads = lambda training: reads_key(self.apply, params, state, inputs, training)
+        inference = model.inference_streams
+        if streams and not inference and not self.said.training:
+            try:
+                inference = streams if reads(False) else ()
+            except Exception:  # a module of one mode only; a call in the other says what is wrong
+                inference = ()
+        training = streams if model.rng_streams or (names and reads(True)) else ()
+        return dataclasses.replace(model, rng_streams=training, inference_streams=inference, resolve=None)
 
     def apply(self, params: Any, state: Any, key: Any, inputs: CallInputs, training: bool) -> tuple[Any, Any]:
+        outputs, after = with_axes_bound(self._call)(params, state, key, inputs, training)
+        return outputs, after if training else _without_changes(after, state, self.layout.fixed)
+
+    def _call(self, params: Any, state: Any, key: Any, inputs: CallInputs, training: bool) -> tuple[Any, Any]:
         module = self.layout.merge(params, state, key)
         self._set_mode(module, training)
         # `train` and `eval` change static attributes: what the call may not change is compared from here.
         before = nnx.graphdef(module)
         drawn = self._drawn_values(module)
-        words = keywords(self.flags, self.options, inputs, training, self.takes_mask)
+        names = self.call.key_arguments(inputs)
+        keys = fill_keys(names, prng.stream_keys(key, names))
+        words = {name: nnx.Rngs(value) if name == "rngs" else value for name, value in keys.items()}
         rules = rules_in_effect()
         with nnx.logical_axis_rules(rules) if rules else contextlib.nullcontext():
-            outputs = self.method(module, *inputs.args, **words)
+            outputs = self.method(module, *inputs.args, **self.call.keywords(inputs, training), **words)
         passing = nnx.pop(module, _has_role(self.layout.types, _PASSING))
         after = nnx.graphdef(module)
         if after != before:
@@ -187,13 +219,15 @@ class _NNXModel:
         if asked is None:
             (module.train if training else module.eval)()
             asked = {name: flags.COMMON[name] for name in _ATTRIBUTES}
-        found = set(self.flags)
-        for name, pair in asked.items():
+        found = set(self.call.flags)
+        for path, pair in asked.items():
+            name, _, rest = path.partition(".")
             for _, part in nnx.iter_modules(module):
                 # `train` is also a method of every module.
-                if name in vars(part) and not isinstance(vars(part)[name], nnx.Variable):
-                    setattr(part, name, pair[0 if training else 1])
-                    found.add(name)
+                if name in vars(part) and not isinstance(vars(part)[name], nnx.Variable) and flags.has(part, path):
+                    value = pair[0 if training else 1]
+                    setattr(part, name, flags.replaced(getattr(part, name), rest, value) if rest else value)
+                    found.add(path)
         flags.check_all_found(self.options, found, type(module).__name__)
 
     def _check_no_draws(self, before: dict[Path, Any], after: dict[Path, Any]) -> None:
@@ -201,9 +235,8 @@ class _NNXModel:
             if value is not before[path]:
                 stream, tag = "/".join(map(str, path[:-1])), self.layout.drawn[path][3]
                 raise StructureError(
-                    f"The module draws from its stream '{stream}' at inference, and a layer with a `seed` draws in training "
-                    f"mode only. Pass `rngs={{'{tag}': 'always'}}`, or leave `seed` out: the module then draws from its own "
-                    "keys."
+                    f"The module draws from its stream '{stream}' at inference, and `rngs` says that it does in training mode "
+                    f"only. Pass `rngs={{'{tag}': 'always'}}`, or leave it out: what the module asks for is found."
                 )
 
     def _with_passing(self, outputs: Any, passing: Any) -> Any:
@@ -267,6 +300,15 @@ def _nested(flat: Mapping[Path, Any]) -> dict[str, Any]:
     for path, value in flat.items():
         functools.reduce(lambda node, part: node.setdefault(str(part), {}), path[:-1], tree)[str(path[-1])] = value
     return tree
+
+
+def _without_changes(after: Any, before: Any, fixed: frozenset[Path]) -> Any:
+    """Returns the state after a call, with the leaves at these paths as they were before it."""
+    if not fixed:
+        return after
+    kept = {tuple(map(str, path)) for path in fixed}
+    of = lambda path: tuple(entry.key for entry in path)
+    return jax.tree_util.tree_map_with_path(lambda path, new, old: old if of(path) in kept else new, after, before)
 
 
 def _get(tree: Any, path: Path) -> Any:

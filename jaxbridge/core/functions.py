@@ -37,9 +37,15 @@ class NamedFunction:
         fixed = _fixed_by_partial(fn)
         unknown = [name for name in parameters if name not in allowed and name not in fixed]
         if unknown:
+            # One that is not understood, and no `inputs`, is the inputs under another name.
+            is_inputs = "inputs" in required and "inputs" not in parameters and len(unknown) == 1
             raise SignatureError(
                 f"Unsupported argument in `{label}`: `{unknown[0]}`, supported arguments are {_listed(allowed)}. "
-                f"Fix other arguments beforehand: `functools.partial({label}, {unknown[0]}=...)`."
+                + (
+                    f"Arguments are given by name: call this one `inputs`, or pass `lambda inputs: {label}(inputs)`."
+                    if is_inputs
+                    else f"Fix other arguments beforehand: `functools.partial({label}, {unknown[0]}=...)`."
+                )
             )
         missing = [name for name in required if name not in parameters or name in fixed]
         if missing:
@@ -118,11 +124,12 @@ def single_input(inputs: CallInputs) -> Any:
 
 
 def _fixed_by_partial(fn: Any) -> frozenset[str]:
-    """Returns the names of the arguments that `functools.partial` has bound by keyword."""
+    """Returns the names of the arguments that `functools.partial` has bound by keyword, under `jax.jit` too."""
     fixed: set[str] = set()
-    while isinstance(fn, functools.partial):
-        fixed.update(fn.keywords)
-        fn = fn.func
+    while isinstance(fn, functools.partial) or hasattr(fn, "__wrapped__"):
+        if isinstance(fn, functools.partial):
+            fixed.update(fn.keywords)
+        fn = fn.func if isinstance(fn, functools.partial) else fn.__wrapped__
     return frozenset(fixed)
 
 

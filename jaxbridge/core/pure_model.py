@@ -53,9 +53,8 @@ class PureModel:
             returns the state, and in it the very array that was given where one did not change. `key` is None when the
             call must not draw. The outputs may come as `WithLosses`.
         rng_streams: names of the random streams that a call with `training=True` draws from; empty when it draws
-            nothing. A call that draws nothing never advances the seed.
-        inference_streams: those of the streams that a call with `training=False` draws from too; without any, `key` is
-            None there.
+            nothing. A call that draws nothing gets the key None, and never advances the seed.
+        inference_streams: the same of a call with `training=False`.
         uses_mask: whether `apply` reads `inputs.mask`.
         resolve: `resolve(params, state, inputs) -> PureModel`, of abstract arrays, for a model that knows its streams
             only once it has seen its inputs; None when everything is known.
@@ -70,6 +69,10 @@ class PureModel:
     uses_mask: bool = False
     resolve: Callable[[Any, Any, CallInputs], PureModel] | None = None
     identity: Any = None
+
+    def streams(self, training: bool) -> tuple[str, ...]:
+        """Returns the names of the streams that a call in this mode draws from."""
+        return self.rng_streams if training else self.inference_streams
 
     def with_key_impl(self, impl: str | None) -> PureModel:
         """Returns the model with keys of another implementation (None: as they are)."""

@@ -7,9 +7,11 @@ import contextvars
 import dataclasses
 import json
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from jaxbridge.core import specs
 from jaxbridge.core.specs import Specs
+from jaxbridge.errors import ShardingError
 
 _FORMAT = 1
 
@@ -50,15 +52,35 @@ def to_json(records: Sequence[Record]) -> str:
 
 
 def from_json(text: str) -> list[Record]:
-    """Returns the records that `to_json` wrote."""
-    return [
-        Record(
-            one["layer"],
-            tuple((name, size) for name, size in one["mesh"]),
-            *(tuple((p, specs.spec_from_list(s)) for p, s in one[n].items()) for n in ("params", "inputs", "outputs")),
-        )
-        for one in json.loads(text)["layers"]
-    ]
+    """Returns the records that `to_json` wrote.
+
+    Raises:
+        ShardingError: the text is damaged, or of a newer format.
+    """
+    try:
+        content = json.loads(text)
+        number = content["format"]
+        if type(number) is int and number > _FORMAT:
+            raise ShardingError(
+                f"What the file says of sharding has the format {number}, and this version of jaxbridge reads {_FORMAT}: "
+                "pip install -U jaxbridge."
+            )
+        return [_record(one) for one in content["layers"]]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        if isinstance(error, ShardingError):
+            raise
+        raise ShardingError(
+            f"What the file says of sharding is damaged: {text!r:.200} ({type(error).__name__}: {error}). Export the model "
+            "again."
+        ) from error
+
+
+def _record(one: dict[str, Any]) -> Record:
+    axes = tuple((name, size) for name, size in one["mesh"])
+    if not isinstance(one["layer"], str) or not all(isinstance(n, str) and type(s) is int and s > 0 for n, s in axes):
+        raise TypeError(f"the layer is {one['layer']!r:.80}, the mesh {axes!r:.80}")
+    said = [tuple((p, specs.spec_from_list(s)) for p, s in one[n].items()) for n in ("params", "inputs", "outputs")]
+    return Record(one["layer"], axes, *said)
 
 
 _gathered: contextvars.ContextVar[dict[Record, None] | None] = contextvars.ContextVar("gathered", default=None)

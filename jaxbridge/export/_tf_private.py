@@ -14,13 +14,18 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2, trackable_object_graph_pb2
 
+from jaxbridge.errors import ShardingError
+
 _GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 
 def nodes(directory: Path, operation: str) -> Iterator[Any]:
-    """Yields the nodes of a SavedModel's graph and functions that are of an operation."""
-    model = saved_model_pb2.SavedModel()
-    model.ParseFromString((directory / "saved_model.pb").read_bytes())
+    """Yields the nodes of a SavedModel's graph and functions that are of an operation; a ShardingError for a damaged file."""
+    model, file = saved_model_pb2.SavedModel(), directory / "saved_model.pb"
+    try:
+        model.ParseFromString(file.read_bytes())
+    except Exception as error:  # protobuf's DecodeError; protobuf is no package of ours
+        raise ShardingError(f"{file} is damaged: {error}. Export the model again.") from error
     for graph in (meta.graph_def for meta in model.meta_graphs):
         for body in (*(function.node_def for function in graph.library.function), graph.node):
             yield from (node for node in body if node.op == operation)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,41 +11,17 @@ from typing import Any
 import jax
 import jax.export
 import keras
-import numpy as np
 
 from jaxbridge import backends
-from jaxbridge.core.records import Record, from_json, gathering, to_json
+from jaxbridge.core.records import gathering
 from jaxbridge.core.shapes import Signature
 from jaxbridge.errors import ExportError
+from jaxbridge.export import artifact_files
+from jaxbridge.export.artifact_files import Artifact
 from jaxbridge.export.endpoint import Endpoint, parts_of
 from jaxbridge.layers.alone import layer_function
 from jaxbridge.layers.base import BridgeLayer
 from jaxbridge.layers.runtime import variable_struct
-
-#: Below `assets.extra` of a SavedModel, which servers leave to their users.
-_FOLDER = Path("assets.extra", "jaxbridge")
-_INDEX = "artifacts.json"
-
-
-@dataclasses.dataclass(frozen=True)
-class Artifact:
-    """A function `(params, state, inputs) -> (outputs, new state)` of dicts of arrays by path and a flat list of arrays.
-
-    Attributes:
-        layer: the path of the layer; "" for the whole model.
-        params: the paths of the trainable variables, and the number of each among the SavedModel's variables.
-        state: the same for the other variables.
-        records: what the layers in it say of sharding.
-        has_vjp: whether it can be differentiated.
-        serialized: what `jax.export` wrote.
-    """
-
-    layer: str
-    params: dict[str, int]
-    state: dict[str, int]
-    records: tuple[Record, ...]
-    has_vjp: bool
-    serialized: bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,19 +83,6 @@ def _serialized(jitted: Any, arguments: Any, platforms: Sequence[str]) -> tuple[
         return bytes(exported.serialize()), False
 
 
-def write(artifacts: Sequence[Artifact], directory: Path) -> None:
-    """Writes artifacts below a SavedModel's directory."""
-    folder = directory / _FOLDER
-    folder.mkdir(parents=True)
-    index = []
-    for number, artifact in enumerate(artifacts):
-        file = f"{number}.jaxexport"
-        (folder / file).write_bytes(artifact.serialized)
-        facts = {field: getattr(artifact, field) for field in ("layer", "params", "state", "has_vjp")}
-        index.append({**facts, "file": file, "records": json.loads(to_json(artifact.records))})
-    (folder / _INDEX).write_text(json.dumps({"format": 1, "artifacts": index}, indent=1), encoding="utf-8")
-
-
 def write_artifacts(endpoint: Endpoint, directory: Path, platforms: Sequence[str]) -> tuple[str, ...]:
     """Writes a model for JAX below its SavedModel, and returns the paths of its parts ("" for a whole model).
 
@@ -131,7 +93,7 @@ def write_artifacts(endpoint: Endpoint, directory: Path, platforms: Sequence[str
     except ExportError as error:
         warnings.warn(f"{error}\nThe SavedModel is complete, but `jaxbridge.load_jax` cannot load it.", stacklevel=4)
         return ()
-    write(made, directory)
+    artifact_files.write(made, directory)
     return tuple(artifact.layer for artifact in made)
 
 
@@ -140,32 +102,3 @@ def _functions(endpoint: Endpoint) -> list[JaxFunction]:
         return [JaxFunction("", endpoint.call, endpoint.variables, endpoint.signature)]
     layers = [part for part in parts_of(endpoint.model) if isinstance(part, BridgeLayer) and part.sharding_record]
     return [JaxFunction(str(layer.path), *layer_function(layer, endpoint.training)) for layer in layers]
-
-
-def read(directory: Path) -> list[Artifact]:
-    """Returns the artifacts of a SavedModel; none if it has none."""
-    folder = directory / _FOLDER
-    if not (folder / _INDEX).exists():
-        return []
-    index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))["artifacts"]
-    return [
-        Artifact(
-            facts["layer"],
-            facts["params"],
-            facts["state"],
-            tuple(from_json(json.dumps(facts["records"]))),
-            facts["has_vjp"],
-            (folder / facts["file"]).read_bytes(),
-        )
-        for facts in index
-    ]
-
-
-def values(artifact: Artifact, directory: Path) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Returns the values of params and state of an artifact, from the SavedModel's checkpoint."""
-    import tensorflow as tf
-
-    reader = tf.train.load_checkpoint(str(directory / "variables" / "variables"))
-    value = lambda number: reader.get_tensor(f"model_variables/{number}/.ATTRIBUTES/VARIABLE_VALUE")
-    read_all = lambda numbers: {path: value(number) for path, number in numbers.items()}
-    return read_all(artifact.params), read_all(artifact.state)

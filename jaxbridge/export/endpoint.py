@@ -97,6 +97,8 @@ def parts_of(model: keras.Model) -> list[Any]:
 
 def host_array(value: Any) -> np.ndarray:
     """Returns a tensor or variable of the Keras backend as a numpy array."""
+    if tuple(value.shape) == ():  # numpy cannot read a scalar bfloat16 of TensorFlow (2.21), a vector it can
+        return np.asarray(keras.ops.convert_to_numpy(keras.ops.reshape(value, (1,)))).reshape(())
     return np.asarray(keras.ops.convert_to_numpy(value))
 
 

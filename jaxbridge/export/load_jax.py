@@ -20,8 +20,8 @@ from jaxbridge.core import specs
 from jaxbridge.core.arguments import checked
 from jaxbridge.core.partition import Sharding
 from jaxbridge.errors import ExportError, ShardingError
-from jaxbridge.export import artifact as artifacts
-from jaxbridge.export.artifact import Artifact
+from jaxbridge.export import artifact_files
+from jaxbridge.export.artifact_files import Artifact
 from jaxbridge.export.sharding import as_sharding, check_same_axes, read_records
 
 
@@ -101,7 +101,8 @@ def load_jax(
         The params and a function.
 
     Raises:
-        ExportError: the SavedModel holds nothing for JAX, or no such layer.
+        ExportError: the SavedModel holds nothing for JAX, or no such layer; a file in it is damaged, of a newer format, or
+            names another file outside its folder.
         ShardingError: the mesh has other axes or needs more devices than there are, a variable cannot be split over it, or a
             `shard_map` inside was compiled for other sizes.
 
@@ -111,12 +112,12 @@ def load_jax(
     """
     require("tensorflow", "Reading a SavedModel")
     directory = Path(path)
-    chosen = _chosen(artifacts.read(directory), directory, layer)
+    chosen = _chosen(artifact_files.read(directory), directory, layer)
     sharding = as_sharding(chosen.records)
     mesh = _mesh(mesh, sharding)
     axes = dict(mesh.shape)
-    exported = _on_mesh(jax.export.deserialize(bytearray(chosen.serialized)), sharding.mesh or {}, axes)
-    params, state = artifacts.values(chosen, directory)
+    exported = _on_mesh(artifact_files.exported_of(chosen), sharding.mesh or {}, axes)
+    params, state = artifact_files.values(chosen, directory)
     return LoadedModel(
         _placed(params, sharding, mesh),
         _placed(state, sharding, mesh),

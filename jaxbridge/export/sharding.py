@@ -30,7 +30,7 @@ def read_sharding(path: str | os.PathLike[str]) -> Sharding:
         paths, in mesh axes.
 
     Raises:
-        ShardingError: nothing in it says so, or its layers name different meshes.
+        ShardingError: nothing in it says so, its layers name different meshes, or a file is damaged.
         MissingDependencyError: TensorFlow is not installed.
 
     Example:
@@ -56,7 +56,7 @@ def read_records(path: str | os.PathLike[str]) -> list[Record]:
     if not (directory / "saved_model.pb").exists():
         raise ShardingError(f"{directory} is no SavedModel: it has no file saved_model.pb.")
     texts = [node.attr[RECORD_ATTRIBUTE].s for node in _tf_private.nodes(directory, "XlaCallModule")]
-    return list(dict.fromkeys(r for text in texts if text for r in records.from_json(text.decode())))
+    return list(dict.fromkeys(r for text in texts if text for r in records.from_json(text.decode(errors="replace"))))
 
 
 def check_same_axes(axes: Iterable[str], sharding: Sharding) -> None:

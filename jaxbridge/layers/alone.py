@@ -13,7 +13,8 @@ from jaxbridge.core.shapes import Signature
 from jaxbridge.errors import StructureError
 from jaxbridge.layers.base import BridgeLayer
 from jaxbridge.layers.calling import cast_floats
-from jaxbridge.layers.runtime import draws, without_losses
+from jaxbridge.layers.runtime import without_losses
+from jaxbridge.layers.structures import known_to_keras
 
 #: `fn(variables, inputs) -> (outputs, changed)`: lists of arrays; a dict of the variables that change, by number.
 LayerFunction = Callable[[Sequence[Any], Sequence[Any]], tuple[Any, dict[int, Any]]]
@@ -37,12 +38,12 @@ def layer_function(layer: BridgeLayer, training: bool) -> tuple[LayerFunction, l
 
     def fn(values: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, dict[int, Any]]:
         read = cast_floats(list(values[:first_state]), cast)
-        seed = values[first_seed].astype(jnp.uint32) if draws(runtime.model, training) else None
+        seed = values[first_seed].astype(jnp.uint32) if runtime.model.streams(training) else None
         with recorded(layer.sharding_record):
             outputs, after = run(read, list(values[first_state:first_seed]), seed, list(inputs))
         changed = {first_state + number: value for number, value in enumerate(after) if value is not None}
         if seed is not None:
             changed[first_seed] = values[first_seed] + jnp.array([0, 1], values[first_seed].dtype)
-        return without_losses(outputs), changed
+        return known_to_keras(without_losses(outputs)), changed
 
     return fn, [*params, *state, *seeds], signature

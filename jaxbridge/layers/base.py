@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import keras
@@ -16,17 +16,19 @@ from jaxbridge.core.constraints import NOWHERE, Placement, without_annotations
 from jaxbridge.core.partition import Sharding
 from jaxbridge.core.pure_model import CallInputs, PureModel, WithLosses
 from jaxbridge.core.records import Record, recorded
+from jaxbridge.distribution.abstract import values_are_wanted
 from jaxbridge.distribution.layouts import mesh_of
 from jaxbridge.errors import SignatureError
-from jaxbridge.layers import weights_file
-from jaxbridge.layers.config import pack_inputs, unpack_inputs
+from jaxbridge.layers import saving, weights_file
+from jaxbridge.layers.config import check_shapes, pack_inputs, unpack_inputs
 from jaxbridge.layers.initialization import Initialization
 from jaxbridge.layers.keras_arguments import checked_layer
 from jaxbridge.layers.partitioning import Partitioning
 from jaxbridge.layers.path_rules import PathRules, RuleMethods
-from jaxbridge.layers.runtime import Runtime, SeenInputs, draws
+from jaxbridge.layers.runtime import Runtime, SeenInputs
 from jaxbridge.layers.seeds import InitSeeds, LayerSeedGenerator
 from jaxbridge.layers.shape_hook import OutputShapeHook
+from jaxbridge.layers.structures import check_inputs, known_to_keras
 from jaxbridge.layers.variables import VariableTree
 
 
@@ -75,6 +77,7 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         self.rng_impl = prng.check_impl(rng_impl)
         self.seed_generator: keras.random.SeedGenerator | None = None
         self._scopes = scopes
+        self._in_graph = False
         #: What files say of how the built layer is split; None where nothing is.
         self.sharding_record: Record | None = None
         self._rules = PathRules()
@@ -153,6 +156,7 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
     # Building.
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        check_inputs(args, kwargs)
         if not self.built:
             # Keras tells `build` the shapes only; initialisation must see the dtypes (token ids are integers) too.
             self._runtime.seen = self._see(*args, **kwargs)
@@ -168,10 +172,13 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         runtime = self._runtime
         seen, runtime.seen = runtime.seen or runtime.inputs_of_shape(input_shape, self.compute_dtype), None
         start = self._placed_initialization(seen)
+        params, state = self._trees(start, _has_fixed_batch(seen))
+        if values_are_wanted():
+            start.prepare((params.layouts, state.layouts))
         with runtime.backend.build_scope():
-            params, state = self._make_trees(start, _has_fixed_batch(seen))
+            self._create(params, state, start)
             generator = None
-            if start.model.rng_streams or start.model.inference_streams:
+            if any(map(start.model.streams, (True, False))):
                 generator = LayerSeedGenerator(runtime.first_seed, runtime.backend.seed_dtype)
         self.seed_generator = generator
         self._bridge_variables = [*params.variables, *state.variables]
@@ -183,15 +190,18 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         self.sharding_record = runtime.partitioning.record(self.path, {**params.by_path(), **state.by_path()})
         start.forget()
 
-    def _make_trees(self, start: Initialization, fixed_batch: bool) -> tuple[VariableTree, VariableTree]:
-        """Makes the variables of params and state, which get the first values of `start`."""
-        # Everything is checked before one variable is made.
+    def _trees(self, start: Initialization, fixed_batch: bool) -> tuple[VariableTree, VariableTree]:
+        """Returns params and state, whose variables are not made yet: everything is checked before one is."""
         partitioning, path = self._runtime.partitioning, self.path or self.name
         params, state = (
             VariableTree(part, prefix=scope, parent=path, annotations=partitioning.annotations)
             for part, scope in zip(start.parts, self._scopes, strict=True)
         )
         partitioning.settle(params, state, fixed_batch)
+        return params, state
+
+    def _create(self, params: VariableTree, state: VariableTree, start: Initialization) -> None:
+        """Makes the variables of params and state, which get the first values of `start`."""
         layouts = params.layouts, state.layouts
         params.create(
             lambda index: start.own_value(0, index, layouts),
@@ -204,7 +214,6 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         state.create(
             lambda index: start.own_value(1, index, layouts), trainable=False, float_dtype=None, autocast=False
         )
-        return params, state
 
     def _output_dtype(self) -> str | None:
         """Returns the dtype of floating outputs: under a policy that asks for another than float32 they have it, as Keras'
@@ -219,6 +228,7 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
     def build_from_config(self, config: dict[str, Any]) -> None:
         """Builds the layer for the inputs of a build config."""
         if "inputs" not in config:  # a file of keras.layers.JaxLayer
+            check_shapes(config)
             super().build_from_config(config)
             return
         inputs = unpack_inputs(config["inputs"])
@@ -275,7 +285,7 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
 
     def _get_call_rng(self, training: bool) -> Any:
         """Returns a seed, or a structure of seeds, each made into a key for the call; None for a call without."""
-        return self._get_call_seed() if draws(self._runtime.model, training) else None
+        return self._get_call_seed() if self._runtime.model.streams(training) else None
 
     # Calling.
 
@@ -309,7 +319,8 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
             outputs = outputs.outputs
         self._shape_hook.check(seen.structure, seen.shapes, outputs)
         runtime.state.assign(new_state)
-        return outputs
+        # In a model that is a graph Keras must find the tensors; called by itself, a layer returns what the module returns.
+        return known_to_keras(outputs) if self._in_graph else outputs
 
     def _add_losses(self, losses: Any) -> None:
         for loss in jax.tree.leaves(losses):
@@ -318,16 +329,16 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
     def _call_either_way(
         self, flag: Any, seen: SeenInputs, values: tuple[list[Any], list[Any]], arrays: list[Any]
     ) -> Any:
-        """Calls in the mode that only the running graph knows; the counter of draws moves only in training mode."""
-        generator = self.seed_generator
+        """Calls in the mode that only the running graph knows; the counter of draws moves only in a mode that draws."""
+        generator, streams = self.seed_generator, self._runtime.model.streams
         before = None if generator is None else generator.state.value
-        seeds = self._seeds(True)
+        seeds = self._seeds(bool(streams(True)))
         assert self._runtime.params is not None
         trained = self._runtime.params.trained()
         structures: list[Any] = []
 
         def call(training: bool) -> list[Any]:
-            variables = (*values, seeds if draws(self._runtime.model, training) else None)
+            variables = (*values, seeds if streams(training) else None)
             outputs, state = self._runtime.lifted(seen, training, variables)(*variables, arrays, trained)
             # Both branches must return the same structure.
             state = [old if new is None else new for old, new in zip(values[1], state, strict=True)]
@@ -336,14 +347,15 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
             return leaves
 
         result: Any = keras.ops.cond(flag, lambda: call(True), lambda: call(False))
-        if generator is not None and not self._runtime.model.inference_streams:
-            generator.state.assign(keras.ops.where(flag, generator.state.value, before))
+        if generator is not None and bool(streams(True)) != bool(streams(False)):
+            moves = flag if streams(True) else keras.ops.logical_not(flag)
+            generator.state.assign(keras.ops.where(moves, generator.state.value, before))
         return jax.tree.unflatten(structures[0], result)
 
     def _seeds(self, training: bool) -> Any:
         """Draws the seeds of a call."""
         runtime = self._runtime
-        if not (runtime.model.rng_streams or runtime.model.inference_streams):
+        if self.seed_generator is None:
             return None
         return jax.tree.map(runtime.backend.seed_words, self._get_call_rng(training))
 
@@ -375,7 +387,12 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         seen = self._runtime.inputs_of_shape(input_shape, self.compute_dtype)
         if self._shape_hook.fn is not None:
             return self._shape_hook.output_shapes(seen.structure, seen.shapes)
-        return jax.tree.map(lambda spec: spec.shape, self._output_specs(seen, False))
+        return jax.tree.map(lambda spec: spec.shape, known_to_keras(self._output_specs(seen, False)))
+
+    def symbolic_call(self, *args: Any, **kwargs: Any) -> Any:
+        """Makes the layer a part of a graph."""
+        self._in_graph = True
+        return super().symbolic_call(*args, **kwargs)
 
     def compute_output_spec(
         self, inputs: Any, *args: Any, training: Any = None, mask: Any = None, **kwargs: Any
@@ -387,7 +404,8 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
             return self._shape_hook.keras_tensors(
                 seen.structure, seen.shapes, lambda: self._output_specs(seen, mode), self.compute_dtype
             )
-        return jax.tree.map(lambda spec: keras.KerasTensor(spec.shape, spec.dtype), self._output_specs(seen, mode))
+        specs = known_to_keras(self._output_specs(seen, mode))
+        return jax.tree.map(lambda spec: keras.KerasTensor(spec.shape, spec.dtype), specs)
 
     def _output_specs(self, seen: SeenInputs, training: bool) -> Any:
         return self._runtime.output_specs(
@@ -415,7 +433,7 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         runtime = self._runtime
         return {
             **super().get_config(),
-            "compute_output_shape_fn": keras.saving.serialize_keras_object(self._shape_hook.fn),
+            **self._packed_functions({"compute_output_shape_fn": self._shape_hook.fn}),
             "polymorphic_shapes": runtime.polymorphic_shapes,
             "polymorphic_constraints": list(runtime.constraints),
             "seed": self.seed,
@@ -426,18 +444,31 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
             **({"supports_masking": True} if self._supports_masking else {}),
         }
 
-    #: Arguments that a config holds in Keras' serialized form.
-    _serialized_arguments: tuple[str, ...] = ("compute_output_shape_fn",)
+    def _packed_functions(self, functions: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns functions as a config holds them; a method of the layer itself is known to its class."""
+        own = {name for name, fn in functions.items() if getattr(fn, "__self__", None) is self}
+        return {name: saving.pack_function(fn, f"`{name}`") for name, fn in functions.items() if name not in own}
+
+    #: What a config names, by argument: all of it is checked before any of it is made.
+    _named_arguments: ClassVar[Mapping[str, saving.Argument]] = {
+        "compute_output_shape_fn": saving.ANY,
+        "path_rules": saving.KERAS,
+        "dtype": saving.KERAS,
+        "activity_regularizer": saving.KERAS,
+    }
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> BridgeLayer:
-        """Returns the layer that `get_config` described."""
-        arguments = dict(config)
+        """Returns the layer that `get_config` described.
+
+        Raises:
+            StructureError: the config is damaged, or names what a file may not name: in Keras' safe mode functions and classes
+                other than those on a list of the known libraries, those registered with Keras or given as `custom_objects`,
+                and the user's own in modules that are imported.
+        """
+        arguments = saving.read(config, cls._named_arguments)
         rules = PathRules.from_config(arguments.pop("path_rules", ()))
         supports_masking = arguments.pop("supports_masking", False)
-        for name in cls._serialized_arguments:
-            if name in arguments:
-                arguments[name] = keras.saving.deserialize_keras_object(arguments[name])
         layer = cls(**arguments)
         layer._rules = rules
         if supports_masking:

@@ -18,7 +18,8 @@ from jaxbridge.core.shapes import Signature
 from jaxbridge.errors import SignatureError, StructureError
 from jaxbridge.layers.base import BridgeLayer
 from jaxbridge.layers.calling import InputStructure, cast_floats, split_inputs
-from jaxbridge.layers.runtime import LiftedFunctions, SeenInputs, cast_struct, draws
+from jaxbridge.layers.runtime import LiftedFunctions, SeenInputs, cast_struct, without_losses
+from jaxbridge.layers.structures import known_to_keras
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +69,7 @@ def chained_function(first: Program, links: Sequence[Link]) -> PureFunction:
 
 
 def _values(outputs: Any) -> Any:
-    return outputs.outputs if isinstance(outputs, WithLosses) else outputs
+    return known_to_keras(without_losses(outputs))
 
 
 class Chain:
@@ -146,7 +147,7 @@ class Chain:
         params = [[cast_struct(struct, self._input_dtype) for struct in params] for params, _ in structs]
         state = [state for _, state in structs]
         seeds = [
-            jax.ShapeDtypeStruct((2,), np.uint32) if draws(runtime.model, training) else None
+            jax.ShapeDtypeStruct((2,), np.uint32) if runtime.model.streams(training) else None
             for runtime in self._runtimes
         ]
         try:

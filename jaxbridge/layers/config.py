@@ -12,6 +12,9 @@ from jaxbridge.core.pure_model import CallInputs
 from jaxbridge.core.shapes import Signature
 from jaxbridge.errors import StructureError
 from jaxbridge.layers.calling import InputStructure
+from jaxbridge.layers.saving.keras_form import tensors
+from jaxbridge.layers.saving.names import Names
+from jaxbridge.layers.saving.parts import bytes_of, shape_of
 
 
 def pack_inputs(structure: InputStructure, signature: Signature) -> Any:
@@ -21,10 +24,39 @@ def pack_inputs(structure: InputStructure, signature: Signature) -> Any:
     return keras.saving.serialize_keras_object({"args": inputs.args, "kwargs": inputs.kwargs})
 
 
-def unpack_inputs(config: dict[str, Any]) -> CallInputs:
-    """Returns the inputs that `pack_inputs` wrote, as KerasTensors."""
-    inputs = keras.saving.deserialize_keras_object(config)
-    return CallInputs(tuple(inputs["args"]), dict(inputs["kwargs"]))
+def unpack_inputs(config: Any) -> CallInputs:
+    """Returns the inputs that `pack_inputs` wrote, as KerasTensors.
+
+    Raises:
+        StructureError: the config describes something else.
+    """
+    inputs = tensors(config, "The build config's `inputs`", Names.now())
+    if not (
+        isinstance(inputs, dict) and isinstance(inputs.get("args"), list) and isinstance(inputs.get("kwargs"), dict)
+    ):
+        raise StructureError("The file is damaged: the build config of a layer must have `args` and `kwargs`.")
+    return CallInputs(tuple(inputs["args"]), inputs["kwargs"])
+
+
+def check_shapes(config: Any) -> None:
+    """Checks the build config of `keras.layers.JaxLayer`, which holds shapes alone.
+
+    Raises:
+        StructureError: it holds something else, or more than this machine can hold.
+    """
+    names = Names.now()
+
+    def check(shapes: Any, where: str) -> None:
+        if isinstance(shapes, dict):
+            for name, shape in shapes.items():
+                check(shape, f"{where}['{name:.80}']")
+        elif isinstance(shapes, list | tuple) and any(isinstance(shape, list | tuple | dict) for shape in shapes):
+            for index, shape in enumerate(shapes):
+                check(shape, f"{where}[{index}]")
+        elif shapes is not None:
+            names.take(bytes_of(shape_of(shapes, where, unknown=True), np.dtype("float32")), where)
+
+    check(config, "The build config")
 
 
 def pack_arrays(tree: Any, name: str) -> Any:
@@ -37,20 +69,9 @@ def pack_arrays(tree: Any, name: str) -> Any:
         lambda leaf: keras.KerasTensor(np.shape(leaf), keras.backend.standardize_dtype(np.asarray(leaf).dtype)), tree
     )
     packed = keras.saving.serialize_keras_object(described)
-    if jax.tree.structure(keras.saving.deserialize_keras_object(packed)) != jax.tree.structure(described):
+    if jax.tree.structure(tensors(packed, f"`{name}`", Names(None))) != jax.tree.structure(described):
         raise StructureError(
             f"A layer that was given `{name}` and has no `init_fn` can be saved if `{name}` is made of dicts, lists and "
             f"tuples; it has {jax.tree.structure(tree)}. Pass an `init_fn` that makes params of this structure."
         )
     return packed
-
-
-def unpack_arrays(config: Any) -> Any:
-    """Returns arrays in the place of those that `pack_arrays` described; NaN until weights are loaded into them."""
-    described = keras.saving.deserialize_keras_object(config)
-    return jax.tree.map(_placeholder, described)
-
-
-def _placeholder(tensor: Any) -> np.ndarray:
-    is_float = keras.backend.is_float_dtype(tensor.dtype)
-    return np.full(tensor.shape, np.nan if is_float else 0, np.dtype(jax.dtypes.canonicalize_dtype(tensor.dtype)))

@@ -12,11 +12,12 @@ import keras
 import numpy as np
 
 from jaxbridge.core import prng
+from jaxbridge.core.compilation import compiled_for_one_run
 from jaxbridge.core.constraints import NOWHERE, Placement
 from jaxbridge.core.programs import PROGRAMS
 from jaxbridge.core.pure_model import PureModel
 from jaxbridge.core.shapes import Signature
-from jaxbridge.errors import ShapeError, SignatureError
+from jaxbridge.errors import ShapeError, SignatureError, StructureError
 from jaxbridge.layers.calling import InputStructure
 from jaxbridge.layers.variables import PartitionedTree
 
@@ -59,6 +60,7 @@ class Initialization:
         self._program = PROGRAMS.get(None if key is None else ("init", key, structure, placement))
         self._seeds = seeds
         self._values: tuple[list[Any], list[Any]] | None = None
+        self._prepared: tuple[Any, tuple[Any, list[Any]]] | None = None
         if given == (None, None) and model.init is not None:
             self._sizes, self.parts = self._program.once(
                 ("sizes", signature, tuple(shapes), jax.tree.structure(seeds)),
@@ -80,21 +82,35 @@ class Initialization:
         """
         if self._values is not None:
             return self._values
-        assert self._sizes is not None
-        sizes = self._sizes
-
-        def initialize(seeds: Any) -> tuple[list[Any], list[Any]]:
-            params, state = self._init(seeds, [jnp.ones(struct.shape, struct.dtype) for struct in sizes.structs()])
-            return params.arrays, state.arrays
-
-        # Keras may ask while a step is being traced, and again after it: the values must not be tracers. Under jit
-        # the forward pass, whose result nobody uses, is never run.
+        run, arguments = self._prepared or self._compiled(layouts)
+        # Keras may ask while a step is being traced, and again after it: the values must not be tracers.
         with jax.ensure_compile_time_eval():
-            sharded = layouts if layouts is not None and any(map(any, layouts)) else None
-            key = ("values", sizes, sharded and tuple(map(tuple, sharded)))
-            values = self._program.once(key, lambda: jax.jit(initialize, out_shardings=sharded))(self._seeds)
+            values = run(*arguments)
         self._values = values
         return values
+
+    def prepare(self, layouts: tuple[list[Any], list[Any]]) -> None:
+        """Compiles what `values` will run.
+
+        To be called outside of `jax.ensure_compile_time_eval`, in which JAX would run what depends on no argument while it
+        traces: a compilation for each op.
+        """
+        if self._values is None:
+            self._prepared = self._compiled(layouts)
+
+    def _compiled(self, layouts: tuple[list[Any], list[Any]] | None) -> tuple[Any, tuple[Any, list[Any]]]:
+        """Returns the compiled function that makes the values, and its arguments."""
+        assert self._sizes is not None
+
+        def initialize(seeds: Any, leaves: list[Any]) -> tuple[list[Any], list[Any]]:
+            params, state = self._init(seeds, leaves)
+            return params.arrays, state.arrays
+
+        arguments = self._seeds, [np.ones(struct.shape, struct.dtype) for struct in self._sizes.structs()]
+        sharded = layouts if layouts is not None and any(map(any, layouts)) else None
+        seeds, treedef = jax.tree.flatten(jax.tree.map(jax.typeof, self._seeds))
+        key = ("values", self._sizes, treedef, tuple(seeds), sharded and tuple(map(tuple, sharded)))
+        return self._program.once(key, lambda: compiled_for_one_run(initialize, arguments, sharded)), arguments
 
     def own_value(self, part: int, index: int, layouts: tuple[list[Any], list[Any]]) -> Any:
         """Returns one value of params (part 0) or state (part 1) for a variable to hold: a given one as a copy.
@@ -107,7 +123,7 @@ class Initialization:
     def forget(self) -> None:
         """Lets go of initialised values, which the variables hold by now; they can be made again."""
         if self._sizes is not None:
-            self._values = None
+            self._values = self._prepared = None
 
     def _init(self, seeds: Any, leaves: list[Any]) -> Parts:
         assert self._model.init is not None
@@ -130,6 +146,8 @@ class Initialization:
         for sizes in [signature.at_sizes(seen)] if is_known else signature.trials():
             try:
                 params, state = jax.eval_shape(structs_of, self._seeds, sizes.structs())
+            except (SignatureError, StructureError):  # nothing that other sizes would mend
+                raise
             except Exception as error:  # whatever the user's function raises at sizes that do not suit it
                 if _is_missing_argument(error):
                     raise self._missing_inputs(error) from error

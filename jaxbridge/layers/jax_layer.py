@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 
 from jaxbridge.core.functions import from_functions
 from jaxbridge.core.partition import Sharding
 from jaxbridge.errors import SignatureError
+from jaxbridge.layers import saving
 from jaxbridge.layers.base import BridgeLayer
-from jaxbridge.layers.config import pack_arrays, unpack_arrays
+from jaxbridge.layers.config import pack_arrays
 from jaxbridge.layers.keras_arguments import checked_layer
 
 
@@ -99,13 +100,18 @@ class JaxLayer(BridgeLayer):
         self.call_fn = call_fn
         self.init_fn = init_fn
 
-    _serialized_arguments = ("call_fn", "init_fn", "compute_output_shape_fn")
+    _named_arguments: ClassVar[Mapping[str, saving.Argument]] = {
+        **BridgeLayer._named_arguments,
+        "call_fn": saving.ANY,
+        "init_fn": saving.ANY,
+        "params": saving.VARIABLES,
+        "state": saving.VARIABLES,
+    }
 
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
-            "call_fn": keras.saving.serialize_keras_object(self.call_fn),
-            "init_fn": keras.saving.serialize_keras_object(self.init_fn),
+            **self._packed_functions({"call_fn": self.call_fn, "init_fn": self.init_fn}),
             **self._given_config(),
         }
 
@@ -115,10 +121,3 @@ class JaxLayer(BridgeLayer):
             return {}
         given = dict(zip(("params", "state"), self._runtime.given, strict=True))
         return {name: pack_arrays(tree, name) for name, tree in given.items() if tree is not None}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> JaxLayer:
-        given = {name: unpack_arrays(config[name]) for name in ("params", "state") if name in config}
-        layer = super().from_config({**config, **given})
-        assert isinstance(layer, JaxLayer)
-        return layer

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 
 from jaxbridge import adapters
 from jaxbridge.adapters import ModuleOptions
 from jaxbridge.core.partition import Sharding
-from jaxbridge.layers import module_config
+from jaxbridge.layers import saving
 from jaxbridge.layers.base import BridgeLayer
 from jaxbridge.layers.keras_arguments import checked_layer
 
@@ -23,6 +23,12 @@ class ModuleLayer(BridgeLayer):
     Adapters come with jaxbridge for `flax.linen`, `flax.nnx`, `dm-haiku`, `equinox` and plain functions; others are
     added by entry points or `jaxbridge.adapters.register`.
 
+    What the module returns is what the layer returns. In a functional or Sequential model, where Keras must find the tensors,
+    FrozenDicts and objects with fields (dataclasses that JAX knows, `eqx.Module`) are dicts by the names of their fields,
+    and fields that are None are left out. An axis that the module reduces over by its name (`axis_name="batch"`) has size 1,
+    where nobody else has bound it: the arrays are whole ones, however they are split over devices. Under `tf.distribute`
+    each replica reduces over its own part of the batch.
+
     Args:
         module: an instance; or a class, whose module is made with `args`, `kwargs` and the layer's seed when the layer is
             built; or a function that `haiku` transformed; or a function with the arguments that `JaxLayer` names, or the
@@ -33,16 +39,21 @@ class ModuleLayer(BridgeLayer):
             (linen), the params or the pair of params and state (haiku), the `eqx.nn.State` of an instance (Equinox).
         args: positional arguments of the class `module`.
         kwargs: keyword arguments of the class `module`; keys and `rngs` are made if they are not given.
-        rngs: names of the random streams of a training call; None for those that the module asks for, found while
-            building. A mapping such as `{"dropout": "always", "noise": "training"}` says which inference draws from too.
+        rngs: names of random streams that a training call draws from, besides those that the module asks for, which are
+            found while building, in either mode. A mapping says of each "training" (inference never draws from it),
+            "always" (inference draws from it whether the module asks or not) or "argument" (it is an argument of the call
+            that is a key, such as `{"z_rng": "argument"}`: that of the stream of its name). Required arguments of the names
+            `rng`, `rngs`, `key`, `rng_key`, `prng_key` and of those that end in `_rng` are found.
         training_flag: what of the module follows `training`. None: arguments of the common names `training`, `train`,
             `is_training` and, inverted, `deterministic`, `use_running_average`, `inference`; the modes of NNX and
-            Equinox modules. A name: that argument (or attribute). A mapping: names with the pair of their values in
-            training mode and at inference, such as `{"mode": ("train", "eval")}`.
+            Equinox modules. A name: that argument or attribute; or the path of a value inside an attribute, such as
+            "config.deterministic". A mapping: names with the pair of their values in training mode and at inference, such
+            as `{"mode": ("train", "eval")}`.
         call_kwargs: keyword arguments that every call of the module has.
         collections: what becomes of a collection (linen) or a type of `nnx.Variable` (NNX): "params" (trained), "state"
-            (kept between calls), "return" (the layer returns the pair of the outputs and a dict of these), "loss" (added
-            to the model's losses) or "drop". Not named: "params" and `nnx.Param` are trained, what is sown into
+            (kept between calls), "training" (state that changes in training mode only), "return" (the layer returns the
+            pair of the outputs and a dict of these), "loss" (added to the model's losses) or "drop". Not named: "params"
+            and `nnx.Param` are trained, linen's "batch_stats" change in training mode only, what is sown into
             "intermediates" and `nnx.Intermediate` is dropped, all else is state.
         vmap: whether the module takes a single example (Equinox), so that it is mapped over axis 0 of its inputs.
         compute_output_shape_fn: gives the output's shape (or structure of shapes) for the input's; it overrides what
@@ -142,7 +153,18 @@ class ModuleLayer(BridgeLayer):
         """The method that is called, as it was given."""
         return self._said.options.method
 
-    _serialized_arguments = ("compute_output_shape_fn",)
+    _named_arguments: ClassVar[Mapping[str, saving.Argument]] = {
+        **BridgeLayer._named_arguments,
+        "module": saving.ANY,
+        "method": saving.ANY,
+        "rngs": saving.NAMES,
+        "training_flag": saving.FLAG,
+        "call_kwargs": saving.WORDS,
+        "collections": saving.MAPPING,
+        "args": saving.SEQUENCE,
+        "kwargs": saving.WORDS,
+        "vmap": saving.BOOL,
+    }
 
     def get_config(self) -> dict[str, Any]:
         said = self._said.options
@@ -153,18 +175,9 @@ class ModuleLayer(BridgeLayer):
         options |= {"args": said.args or None, "kwargs": said.kwargs or None, "vmap": said.vmap or None}
         return {
             **super().get_config(),
-            "module": module_config.pack(self.module, "`module`"),
-            **{name: module_config.pack(value, f"`{name}`") for name, value in options.items() if value is not None},
+            "module": saving.pack(self.module, "`module`"),
+            **{name: saving.pack(value, f"`{name}`") for name, value in options.items() if value is not None},
         }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> BridgeLayer:
-        packed = {name: config[name] for name in _PACKED if name in config}
-        return super().from_config({**config, **{name: module_config.unpack(value) for name, value in packed.items()}})
-
-
-#: The arguments that a config holds as `module_config.pack` writes them.
-_PACKED = ("module", "method", "rngs", "training_flag", "call_kwargs", "collections", "args", "kwargs", "vmap")
 
 
 class _Said:

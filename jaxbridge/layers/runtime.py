@@ -279,18 +279,13 @@ class Runtime:
             rebuilds = params.rebuild, state.rebuild
             mesh = self.partitioning.mesh()
             pure = pure_function(values.model, inputs.structure, *rebuilds, training, self.output_dtype, mesh)
-            return infer(pure, params.arrays, state.arrays, draws(values.model, training))
+            return infer(pure, params.arrays, state.arrays, bool(values.model.streams(training)))
         params, state = map(tuple, self.variable_structs())
         program = self.program(inputs.structure, training)
         return program.once(
             ("outputs", signature, params, state, compute_dtype),
-            lambda: infer(program.fn, params, state, draws(self.model, training)),
+            lambda: infer(program.fn, params, state, bool(self.model.streams(training))),
         )
-
-
-def draws(model: PureModel, training: bool) -> bool:
-    """Returns whether a call of the model in this mode draws."""
-    return bool(model.rng_streams if training else model.inference_streams)
 
 
 def without_losses(outputs: Any) -> Any:

@@ -13,6 +13,7 @@ from jaxbridge.core.shapes import ArraySpec
 from jaxbridge.core.tree_paths import leaf_paths
 from jaxbridge.errors import StructureError
 from jaxbridge.layers.calling import InputStructure
+from jaxbridge.layers.structures import known_to_keras
 
 
 class OutputShapeHook:
@@ -58,6 +59,8 @@ class OutputShapeHook:
             return
         given = self.output_shapes(structure, shapes)
         wanted, treedef = jax.tree.flatten(given, is_leaf=_is_shape)
+        if treedef != jax.tree.structure(outputs):
+            outputs = known_to_keras(outputs)
         actual, actual_treedef = jax.tree.flatten(outputs)
         if treedef != actual_treedef:
             raise StructureError(

@@ -53,16 +53,20 @@ def read(
             f"The file does not fit layer '{layer_name}'. Missing in the file: {_listed(missing)}. "
             f"Unexpected in the file: {_listed(unexpected)}."
         )
-    values = {key: np.asarray(store[key]) for key in wanted}
-    for key, variable in wanted.items():
-        if values[key].shape != tuple(variable.shape):
-            raise StructureError(
-                f"'{key}' of layer '{layer_name}' has shape {tuple(variable.shape)} and the file has {values[key].shape}."
-            )
-    for key, variable in wanted.items():
-        assign_placed(variable, values[key])
     if seed_state is not None and _SEED_STATE in keys:
-        seed_state.assign(np.asarray(store[_SEED_STATE]))
+        wanted = {**wanted, _SEED_STATE: seed_state}
+    stored = {key: store[key] for key in wanted}
+    for key, variable in wanted.items():
+        # Before it is read: a dataset of HDF5 may state any size, and takes no space in the file.
+        want, have = tuple(variable.shape), tuple(stored[key].shape)
+        if have != want:
+            raise StructureError(f"'{key}' of layer '{layer_name}' has shape {want} and the file has {have}.")
+    values = {key: np.asarray(value) for key, value in stored.items()}
+    for key, variable in wanted.items():
+        if variable is seed_state:
+            variable.assign(values[key])
+        else:
+            assign_placed(variable, values[key])
 
 
 def _listed(keys: list[str]) -> str:

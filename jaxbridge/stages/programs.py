@@ -18,7 +18,7 @@ from jaxbridge.core.tree_paths import leaf_paths
 from jaxbridge.distribution.abstract import abstract_variables
 from jaxbridge.layers.base import BridgeLayer
 from jaxbridge.layers.calling import cast_floats, pure_function
-from jaxbridge.layers.runtime import draws, variable_struct
+from jaxbridge.layers.runtime import variable_struct
 from jaxbridge.stages.abstract import AbstractInputs
 from jaxbridge.stages.placement import input_sharding, variable_sharding
 
@@ -105,12 +105,13 @@ def bridge_program(layer: BridgeLayer, inputs: AbstractInputs, training: bool, h
         start = layer._placed_initialization(seen)
         model = start.model
         with abstract_variables(), keras.name_scope(layer.name, caller=layer):
-            params, state = layer._make_trees(start, False)
+            params, state = layer._trees(start, False)
+            layer._create(params, state, start)
     rebuilds, placement = (params.rebuild, state.rebuild), runtime.partitioning.placement
     pure = pure_function(model, seen.structure, *rebuilds, training, layer._output_dtype(), placement)
     read_dtype = layer.compute_dtype if layer.autocast else None
     params_paths, state_paths = ([variable.path for variable in tree.variables] for tree in (params, state))
-    seeds, seeds_structure = _seeds(layer) if draws(model, training) else ({}, jax.tree.structure(None))
+    seeds, seeds_structure = _seeds(layer) if model.streams(training) else ({}, jax.tree.structure(None))
 
     def call(variables: dict[str, Any], arrays: Any) -> Result:
         outputs, after = pure(

@@ -18,7 +18,7 @@ from jaxbridge.core.constraints import without_annotations
 from jaxbridge.core.pure_model import CallInputs, PureModel, WithLosses
 from jaxbridge.core.tree_paths import is_array, leaf_difference, leaf_paths
 from jaxbridge.errors import StructureError
-from jaxbridge.layers import module_config
+from jaxbridge.layers import saving
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,8 +102,7 @@ class _Checked:
         return model.resolve(*jax.eval_shape(lambda: (self.params, self.state, self.inputs)))
 
     def key(self, training: bool, seed: int = 1) -> Any:
-        draws = self.model.rng_streams if training else self.model.inference_streams
-        return jax.random.key(seed) if draws else None
+        return jax.random.key(seed) if self.model.streams(training) else None
 
     def apply(self, training: bool, key: Any, jit: bool = True) -> tuple[Any, Any]:
         run = lambda p, s, k, i: self.model.apply(p, s, k, i, training)
@@ -193,12 +192,12 @@ def _identity_is_equal(c: _Checked) -> None:
 def _construction_makes_it_again(c: _Checked) -> None:
     if not c.case.is_saved:
         try:
-            module_config.pack(c.module, "the module")
+            saving.pack(c.module, "the module")
         except StructureError as error:
             _law(12, "register" in str(error), f"the error does not say what to do: {error}")
             return
         raise LawBroken("Law 12: the case says that the module cannot be written, and it was.")
-    module = module_config.unpack(module_config.pack(c.module, "the module"))
+    module = saving.unpack(saving.pack(c.module, "the module"))
     adapted = c.adapter.adapt(module, c.case.options)
     again = c.start(adapted)
     _law(12, leaf_difference((c.params, c.state), again) is None, "the module comes back with another structure")

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
 import equinox as eqx
+import flax
 import flax.linen as nn
 import haiku as hk
 import jax
@@ -66,6 +71,78 @@ class LinenMethods(nn.Module):
         return times * self.dense(x)
 
 
+class LinenByMutability(nn.Module):
+    """Knows the mode by what it may change."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.BatchNorm(use_running_average=not self.is_mutable_collection("batch_stats"))(x)
+
+
+class LinenNorm(nn.Module):
+    axis_name: str | None = None
+
+    @nn.compact
+    def __call__(self, x, train: bool):
+        return nn.BatchNorm(use_running_average=not train, axis_name=self.axis_name)(nn.Dense(2)(x))
+
+
+class LinenSampler(nn.Module):
+    """Draws in both modes."""
+
+    @nn.compact
+    def __call__(self, x):
+        return x + jax.random.normal(self.make_rng("sample"), x.shape)
+
+
+class LinenKey(nn.Module):
+    """Takes its key as an argument, and reads it in training mode only."""
+
+    @nn.compact
+    def __call__(self, x, z_rng, train: bool):
+        return x + jax.random.normal(z_rng, x.shape) if train else x
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    rate: float = 0.5
+    deterministic: bool = True
+
+
+class LinenConfigured(nn.Module):
+    config: Config = Config()
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dropout(self.config.rate, deterministic=self.config.deterministic)(x)
+
+
+@flax.struct.dataclass
+class Output:
+    y: jax.Array
+    hidden: jax.Array | None = None
+
+
+class EquinoxOutput(eqx.Module):
+    y: jax.Array
+    hidden: jax.Array | None = None
+
+
+class NamedOutput(NamedTuple):
+    y: jax.Array
+    hidden: jax.Array | None = None
+
+
+class LinenReturns(nn.Module):
+    """Returns what it computes as `kind` makes it."""
+
+    kind: Callable
+
+    @nn.compact
+    def __call__(self, x):
+        return self.kind(y=nn.Dense(2)(x))
+
+
 class NNXBlock(nnx.Module):
     """BatchNorm and Dropout, shared references, a list, a flag of its own."""
 
@@ -125,6 +202,34 @@ class NNXStatic(nnx.Module):
         return x * self.w
 
 
+class NNXConfigured(nnx.Module):
+    def __init__(self, config: Config):
+        self.config = config
+        self.w = nnx.Param(jnp.ones(()))
+
+    def __call__(self, x):
+        return x * self.w * (1 if self.config.deterministic else 2)
+
+
+class NNXNorm(nnx.Module):
+    def __init__(self, axis_name: str | None = None, *, rngs: nnx.Rngs):
+        self.norm = nnx.BatchNorm(3, axis_name=axis_name, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return self.dropout(self.norm(x))
+
+
+class NNXKey(nnx.Module):
+    """Takes its streams as an argument."""
+
+    def __init__(self):
+        self.w = nnx.Param(jnp.ones(()))
+
+    def __call__(self, x, rngs: nnx.Rngs):
+        return x * self.w + jax.random.normal(rngs.noise(), x.shape)
+
+
 class NNXNoise(nnx.Module):
     """Draws in both modes."""
 
@@ -133,6 +238,25 @@ class NNXNoise(nnx.Module):
 
     def __call__(self, x):
         return x + jax.random.normal(self.rngs.noise(), x.shape)
+
+
+class EquinoxNorm(eqx.Module):
+    norm: eqx.nn.BatchNorm
+
+    def __init__(self, axis_name: str):
+        self.norm = eqx.nn.BatchNorm(3, axis_name=axis_name, mode="batch")
+
+    def __call__(self, x, state):
+        return self.norm(x, state)
+
+
+class EquinoxSampler(eqx.Module):
+    """Draws in both modes."""
+
+    w: jax.Array = dataclasses.field(default_factory=lambda: jnp.ones(()))
+
+    def __call__(self, x, key):
+        return x * self.w + jax.random.normal(key, x.shape)
 
 
 class EquinoxBlock(eqx.Module):
@@ -176,3 +300,11 @@ def autoencoder():
         return decoder(encoder(x))
 
     return init, {"encode": encoder, "decode": decoder}
+
+
+def haiku_norm(axis_name, x, is_training):
+    return hk.BatchNorm(True, True, 0.9, cross_replica_axis=axis_name)(x, is_training)
+
+
+def haiku_sampler(x):
+    return x + jax.random.normal(hk.next_rng_key(), x.shape)

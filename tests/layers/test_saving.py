@@ -1,5 +1,8 @@
 """Files: what was saved comes back, the seed's state too, so that a resumed training equals an unbroken one."""
 
+import sys
+import types
+
 import flax.linen as nn
 import jax
 import keras
@@ -202,9 +205,13 @@ class Unregistered(nn.Module):
 
 def test_a_module_that_is_not_imported_is_given_as_custom_object(tmp_path, monkeypatch):
     """As that of a script which was `__main__` when it saved."""
-    monkeypatch.setattr(Unregistered, "__module__", "a_script_that_ran_once")
+    script = types.ModuleType("a_script_that_ran_once")
+    monkeypatch.setattr(Unregistered, "__module__", script.__name__)
+    monkeypatch.setattr(script, "Unregistered", Unregistered, raising=False)
     model = keras.Sequential([keras.Input((3,)), FlaxLayer(Unregistered(), name="net")])
-    model.save(tmp_path / "model.keras")
+    with monkeypatch.context() as while_it_runs:
+        while_it_runs.setitem(sys.modules, script.__name__, script)
+        model.save(tmp_path / "model.keras")
     with pytest.raises(ValueError, match=r"custom_objects=\{'Unregistered'"):
         keras.models.load_model(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras", custom_objects={"Unregistered": Unregistered})
