@@ -11,13 +11,14 @@ import keras
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
+from jaxbridge import adapters
 from jaxbridge.core import records
 from jaxbridge.core.shapes import Signature, make_signature
 from jaxbridge.core.specs import axes_of
 from jaxbridge.core.tree_paths import clean_path, leaf_paths, plain_containers
 from jaxbridge.distribution.layouts import is_replicated, layout_parts
 from jaxbridge.distribution.native import layout_of
-from jaxbridge.errors import ExportError, ShapeError
+from jaxbridge.errors import ExportError, JaxBridgeError, ShapeError, SignatureError
 from jaxbridge.export._keras_private import input_was_made_up
 from jaxbridge.layers.base import BridgeLayer
 
@@ -98,6 +99,8 @@ def parts_of(model: keras.Model) -> list[Any]:
 
 def host_array(value: Any) -> np.ndarray:
     """Returns a tensor or variable of the Keras backend as a numpy array."""
+    if tuple(value.shape) == ():  # numpy cannot read a scalar bfloat16 of TensorFlow (2.21), a vector it can
+        return np.asarray(keras.ops.convert_to_numpy(keras.ops.reshape(value, (1,)))).reshape(())
     return np.asarray(keras.ops.convert_to_numpy(value))
 
 
@@ -114,10 +117,15 @@ def make_endpoint(
         ExportError: the model is not built, or nothing says what its inputs are.
         ShapeError: the declared shapes do not fit the inputs.
     """
+    if not isinstance(model, keras.Model):
+        raise SignatureError(_no_model(model))
     if not model.built:
         raise ExportError(f"Model '{model.name}' is not built: call it once, or give its inputs with `keras.Input`.")
     _check_call(model)
-    inputs = _inputs_of(model) if inputs is None else inputs
+    if inputs is None:
+        inputs = _inputs_of(model)
+    else:
+        _check_inputs(inputs, model)
     flat = keras.tree.flatten(inputs)
     if polymorphic_shapes is None and not polymorphic_constraints:
         polymorphic_shapes, polymorphic_constraints = _declared_by_layers(model, flat)
@@ -148,6 +156,43 @@ def _declared_by_layers(model: keras.Model, inputs: Sequence[Any]) -> tuple[str 
             if takes_it:
                 declared.add((part._runtime.polymorphic_shapes, part._runtime.constraints))
     return declared.pop() if len(declared) == 1 else (None, ())
+
+
+def _no_model(given: Any) -> str:
+    """Returns what to write for something that is no model."""
+    text = f"`model` must be a Keras model; got {given!r:.200} of type {type(given).__name__}."
+    if isinstance(given, keras.layers.Layer):
+        inside = "the_layer"
+    elif (library := _library_of(given)) is not None:
+        inside = f"jaxbridge.{'FlaxLayer' if library.startswith('flax.') else 'ModuleLayer'}(the_module)"
+    elif callable(given):
+        inside = "jaxbridge.JaxLayer(the_function)"
+    else:
+        return text
+    return f"{text} Make one: `keras.Sequential([keras.Input((28, 28, 1)), {inside}])`."
+
+
+def _library_of(given: Any) -> str | None:
+    """Returns the library that something is a module of, None for functions and all else."""
+    if inspect.isroutine(given):
+        return None
+    try:
+        library = adapters.find_adapter(given).library
+    except JaxBridgeError:
+        return None
+    return library if library != "builtins" else None
+
+
+def _check_inputs(inputs: Any, model: keras.Model) -> None:
+    for leaf in keras.tree.flatten(inputs):
+        if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+            raise SignatureError(
+                f"`inputs` must be `keras.KerasTensor`s or arrays in the structure of the model's inputs; got {leaf!r:.200} "
+                f"of type {type(leaf).__name__}. Write `keras.KerasTensor((None, 28, 28, 1), 'float32')`."
+            )
+    declared, given = getattr(model, "inputs", None), keras.tree.flatten(inputs)
+    if declared and len(declared) != len(given):
+        raise SignatureError(f"`inputs` has {len(given)} tensors, and model '{model.name}' has {len(declared)} inputs.")
 
 
 def _check_call(model: keras.Model) -> None:

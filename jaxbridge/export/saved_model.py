@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
 import shutil
-import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,12 +17,14 @@ import keras
 from jaxbridge import backends
 from jaxbridge._optional import require
 from jaxbridge.backends.base import Lowering
+from jaxbridge.core.arguments import checked
 from jaxbridge.core.helpful_sizes import declaration
-from jaxbridge.core.nan import checked_nan
 from jaxbridge.core.partition import Sharding
 from jaxbridge.errors import ExportError, JaxBridgeError, ShapeError
 from jaxbridge.export.artifact import write_artifacts
 from jaxbridge.export.endpoint import Endpoint, host_array, make_endpoint, parts_of
+from jaxbridge.export.folders import check_directory, put, workshop, writing_to
+from jaxbridge.export.given_inputs import VERIFICATION_INPUTS, read_cases
 from jaxbridge.export.sharding import as_sharding, read_records
 from jaxbridge.export.verify import Verification, compare_served, runs_on_made_up_inputs
 
@@ -69,6 +69,7 @@ class ExportReport:
     verification: Verification | None
 
 
+@checked(verification_inputs=VERIFICATION_INPUTS)
 def export_saved_model(
     model: keras.Model,
     path: str | os.PathLike[str],
@@ -94,7 +95,8 @@ def export_saved_model(
 
     Args:
         model: the model, built.
-        path: the directory to write. An existing SavedModel there is replaced.
+        path: the directory to write. An existing SavedModel there is replaced; files in it that neither TensorFlow nor an
+            export wrote (`assets.extra/tf_serving_warmup_requests`, a README) stay.
         platforms: platforms to run on, out of "cpu", "cuda", "rocm" and "tpu"; None for the one TensorFlow sees, plus
             "cpu". The devices need not be there; without the one that TensorFlow sees here, pass `verify=False`.
         target: what to write for: "tensorflow==2.18" (that release and all newer ones serve it), a StableHLO version such
@@ -113,8 +115,8 @@ def export_saved_model(
         polymorphic_shapes: what is known of unknown sizes: a shape text such as "(b, 4*k)" per input, in their structure.
         polymorphic_constraints: constraints between the names, such as ("k >= 2",).
         verify: whether to load and compare before anything appears at `path`.
-        verification_inputs: inputs to compare on, each in the structure of the model's inputs; None for made-up ones at
-            two batch sizes.
+        verification_inputs: inputs to compare on, an entry per call, each in the structure of the model's inputs or a
+            mapping of their names; None for made-up ones at two batch sizes.
 
     Returns:
         A report of what was written. The SavedModel has the signature "serving_default" with the inputs' and outputs'
@@ -122,7 +124,8 @@ def export_saved_model(
         for an input ("self", a second one that differs in case alone) gets a number: see `inputs` of the report.
 
     Raises:
-        ConversionError: the target or `nan` is unknown, or an op needs a newer StableHLO than it reads.
+        SignatureError: an argument is not what it must be, such as a `model` that is none or a platform that there is not.
+        ConversionError: the target is unknown, or an op needs a newer StableHLO than it reads.
         ExportError: the model is not built or is called with several arguments, none of the platforms is this machine's
             (where it is to be verified), `path` holds something else or cannot be written, or what was written cannot be
             served or gives other results. Nothing is left at `path` then.
@@ -136,26 +139,27 @@ def export_saved_model(
         served.signatures["serving_default"](images=images)["logits"]
     """
     require("tensorflow", "Exporting a SavedModel")
+    import tensorflow as tf
+
     from jaxbridge.jax2tf import targets
 
+    cases = read_cases(verification_inputs)
     directory = Path(path).resolve()  # a symbolic link stays one
-    _check_directory(directory)
-    if isinstance(gradient_order, bool) or not isinstance(gradient_order, int) or gradient_order < 1:
-        raise ExportError(f"`gradient_order` must be an integer of at least 1, got {gradient_order!r}.")
+    check_directory(directory)
     endpoint = make_endpoint(model, training, inputs, polymorphic_shapes, polymorphic_constraints)
-    lowering = Lowering(_checked_platforms(platforms, verify), target, checked_nan(nan), source_info)
+    lowering = Lowering(_checked_platforms(platforms, verify), target, nan, bool(source_info))
     written_for = targets.resolve(target)
-    with _workshop(directory) as folder:
+    with workshop(directory) as folder:
         written = folder / "model"
-        outputs, has_gradients = _write(endpoint, written, lowering, gradient_order)
-        _describe(written, written_for, lowering)
-        said = read_records(written)
-        jax_functions = write_artifacts(endpoint, written, lowering.platforms or ()) if said else ()
-        verification = (
-            compare_served(endpoint, written, _SIGNATURE, verification_inputs, nan == "keep") if verify else None
-        )
+        with writing_to(directory, tf.errors.OpError):
+            outputs, has_gradients = _write(endpoint, written, lowering, gradient_order)
+            _describe(written, written_for, lowering)
+            said = read_records(written)
+            jax_functions = write_artifacts(endpoint, written, lowering.platforms or ()) if said else ()
+        verification = compare_served(endpoint, written, _SIGNATURE, cases, nan == "keep") if verify else None
         graph_bytes = (written / "saved_model.pb").stat().st_size
-        _put(written, directory, folder / "replaced")
+        with writing_to(directory):
+            put(written, directory, folder / "replaced")
     return ExportReport(
         path=Path(path),
         inputs=dict(
@@ -179,14 +183,8 @@ def export_saved_model(
 
 
 def _checked_platforms(platforms: Sequence[str] | None, verify: bool) -> tuple[str, ...]:
-    from jaxbridge.jax2tf.platforms import PLATFORMS
-
     if platforms is None:
         return backends.current().serving_platforms()
-    if isinstance(platforms, str) or not platforms or not set(platforms) <= set(PLATFORMS):
-        raise ExportError(f"`platforms` must be a sequence out of {PLATFORMS}, got {platforms!r}.")
-    if len(set(platforms)) < len(platforms):
-        raise ExportError(f"`platforms` must name each platform once, got {platforms!r}.")
     here = backends.current().serving_platforms()
     if verify and not set(platforms) & set(here):
         raise ExportError(
@@ -207,55 +205,6 @@ def _describe(written: Path, target: Target, lowering: Lowering) -> None:
     }
     (written / "assets.extra").mkdir()
     (written / "assets.extra" / "jaxbridge.json").write_text(json.dumps(facts, indent=2), encoding="utf-8")
-
-
-# Files: everything is made in a folder beside the target, and put there by renaming.
-
-
-def _check_directory(target: Path) -> None:
-    if target.exists() and (
-        not target.is_dir() or (any(target.iterdir()) and not (target / "saved_model.pb").exists())
-    ):
-        raise ExportError(
-            f"{target} exists and is no SavedModel; it is not replaced. Choose another path or remove it."
-        )
-
-
-@contextlib.contextmanager
-def _workshop(target: Path) -> Iterator[Path]:
-    """Returns a context with an empty folder on the target's file system; nothing of it is left, nor a new parent."""
-    missing = [parent for parent in target.parents if not parent.exists()]
-    folder = None
-    try:
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            folder = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-        except OSError as error:
-            raise ExportError(
-                f"Nothing can be written in {target.parent} ({type(error).__name__}: {error}). Choose a `path` whose "
-                "parent is a folder that you may write in, or can be made one."
-            ) from error
-        yield folder
-    finally:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-        for parent in missing:
-            with contextlib.suppress(OSError):  # not empty: the export succeeded; or never made
-                parent.rmdir()
-
-
-def _put(written: Path, target: Path, replaced: Path) -> None:
-    """Renames what was written to the target. What was there before comes back if that fails."""
-    _check_directory(target)  # again: an export takes a while
-    had_one = target.exists()
-    if had_one:
-        os.rename(target, replaced)
-    try:
-        os.rename(written, target)
-    except OSError:
-        if had_one:
-            os.rename(replaced, target)
-        raise
 
 
 # The graph.
@@ -286,7 +235,7 @@ def _write(
                 f"cannot be traced for inputs of shapes {', '.join(endpoint.signature.shapes)}: {error.__cause__}\nSay "
                 f"what is known of the sizes: `polymorphic_shapes={declaration(endpoint.signature)}` with sizes such as "
                 "`2*k` in it, and `polymorphic_constraints=` such as ('k >= 3',) between its names.",
-                stacklevel=3,
+                stacklevel=4,  # the caller, behind what checks the arguments
             )
             shutil.rmtree(directory, ignore_errors=True)
             _save(module, named, directory, gradients=False)

@@ -18,6 +18,7 @@ from jaxbridge.core.shapes import TRIAL_SIZES, Signature
 from jaxbridge.core.specs import without_warnings
 from jaxbridge.errors import ExportError
 from jaxbridge.export.endpoint import Endpoint, host_array, parts_of
+from jaxbridge.export.given_inputs import as_arrays
 from jaxbridge.export.serving import serve_without_jax
 
 #: Relative to the largest value of an output. Where anything is computed in half precision, also if the output is float32 in
@@ -91,7 +92,7 @@ def _cases(
 ) -> tuple[list[list[np.ndarray]], list[dict[str, Any]], bool]:
     """Returns inputs of calls, what the model gives for them, and whether the last ones hold a NaN."""
     if given is not None:
-        cases = [[np.asarray(leaf) for leaf in keras.tree.flatten(inputs)] for inputs in given]
+        cases = [as_arrays(endpoint, number, inputs) for number, inputs in enumerate(given)]
         return cases, list(map(_model_calls(endpoint), cases)), False
     failures: list[Exception] = []
     for cases in _made_up(endpoint):

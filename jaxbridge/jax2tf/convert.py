@@ -16,9 +16,9 @@ import tensorflow as tf
 
 from jaxbridge.core import dims, records
 from jaxbridge.core._jax_private import trace_context
+from jaxbridge.core.arguments import checked
 from jaxbridge.core.canonical import canonical_key
 from jaxbridge.core.helpful_sizes import advice
-from jaxbridge.core.nan import checked_nan
 from jaxbridge.core.programs import MADE_KEPT, PROGRAMS, Program
 from jaxbridge.core.shapes import Signature, Size, make_signature
 from jaxbridge.core.tree_paths import path_text, plain_containers
@@ -27,11 +27,11 @@ from jaxbridge.jax2tf import targets
 from jaxbridge.jax2tf.call_module import jax_dtype, tf_dtype
 from jaxbridge.jax2tf.gradients import Differentiable, Run, run_here
 from jaxbridge.jax2tf.lowering import LoweringOptions
-from jaxbridge.jax2tf.platforms import PLATFORMS
 from jaxbridge.jax2tf.settled import warn_of_settled
 from jaxbridge.jax2tf.statistics import count
 
 
+@checked()
 def convert(
     fun_jax: Callable[..., Any],
     *,
@@ -86,7 +86,8 @@ def convert(
     only, the gradient runs the forward pass again.
 
     Raises:
-        ConversionError: a platform, a target or `nan` is unknown, an argument or output is no tensor, the installed versions do
+        SignatureError: an argument is not what it must be, such as a platform that there is not.
+        ConversionError: a target is unknown, at a call an argument or output is no tensor, the installed versions do
             not fit, or an op needs a newer StableHLO than the target reads.
         UnsupportedOperationError: at a call, the function holds what TensorFlow cannot run: a callback, a custom call
             without a portable rule (`jnp.linalg.eig`), a `shard_map` over several devices.
@@ -101,13 +102,11 @@ def convert(
         >>> f(tf.zeros((3, 2))).shape
         TensorShape([3, 2])
     """
-    if not callable(fun_jax):
-        raise TypeError(f"`fun_jax` must be a function, got {fun_jax!r}.")
     options = LoweringOptions(
-        _checked_platforms(native_serialization_platforms),
+        tuple(native_serialization_platforms or ()) or None,
         tuple(native_serialization_disabled_checks),
         stablehlo_version,
-        checked_nan(nan),
+        nan,
         bool(source_info),
     )
     warn_of_settled({"native_serialization": native_serialization, "enable_xla": enable_xla})
@@ -277,19 +276,6 @@ class _Conversions:
                     self._kept.popitem(last=False)
             self._kept.move_to_end(key)
             return self._kept[key][1]
-
-
-def _checked_platforms(platforms: Sequence[str] | None) -> tuple[str, ...] | None:
-    if not platforms:
-        return None
-    unknown = [p for p in platforms if p not in PLATFORMS] if isinstance(platforms, list | tuple) else [platforms]
-    if unknown:
-        raise ConversionError(
-            f"`native_serialization_platforms` must be a sequence out of {PLATFORMS}, got {platforms!r}."
-        )
-    if len(set(platforms)) < len(platforms):
-        raise ConversionError(f"`native_serialization_platforms` must name each platform once, got {platforms!r}.")
-    return tuple(platforms)
 
 
 def _named_like(fun_jax: Callable[..., Any], converted: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,15 +14,16 @@ from jaxbridge import backends
 from jaxbridge.backends.base import Lowering
 from jaxbridge.core import prng
 from jaxbridge.core.constraints import NOWHERE, Placement, without_annotations
-from jaxbridge.core.nan import checked_nan
 from jaxbridge.core.partition import Sharding
 from jaxbridge.core.pure_model import CallInputs, PureModel, WithLosses
 from jaxbridge.core.records import Record, recorded
 from jaxbridge.distribution.abstract import values_are_wanted
 from jaxbridge.distribution.layouts import mesh_of
+from jaxbridge.errors import SignatureError
 from jaxbridge.layers import saving, weights_file
 from jaxbridge.layers.config import check_shapes, pack_inputs, unpack_inputs
 from jaxbridge.layers.initialization import Initialization
+from jaxbridge.layers.keras_arguments import checked_layer
 from jaxbridge.layers.partitioning import Partitioning
 from jaxbridge.layers.path_rules import PathRules, RuleMethods
 from jaxbridge.layers.runtime import Runtime, SeenInputs
@@ -56,6 +57,7 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         **kwargs: of `keras.layers.Layer`.
     """
 
+    @checked_layer
     def __init__(
         self,
         model: PureModel,
@@ -96,7 +98,7 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
             polymorphic_constraints,
             Lowering(
                 None if native_serialization_platforms is None else tuple(native_serialization_platforms),
-                nan=checked_nan(nan),
+                nan=nan,
             ),
             Partitioning(sharding),
             first_seed,
@@ -381,6 +383,11 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         """Returns the training flag as a bool; as a boolean tensor where only the running graph knows it."""
         if training is None or isinstance(training, bool | int | np.bool_):
             return bool(training)
+        if not hasattr(training, "dtype") or tuple(training.shape):
+            raise SignatureError(
+                f"`training` must be True, False, None or a tensor of one such value; got {training!r:.200} of type "
+                f"{type(training).__name__}."
+            )
         static = self._runtime.backend.static_flag(training)
         return keras.ops.cast(training, "bool") if static is None else static
 

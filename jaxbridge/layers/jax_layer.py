@@ -13,6 +13,7 @@ from jaxbridge.errors import SignatureError
 from jaxbridge.layers import saving
 from jaxbridge.layers.base import BridgeLayer
 from jaxbridge.layers.config import pack_arrays
+from jaxbridge.layers.keras_arguments import checked_layer
 
 
 @keras.saving.register_keras_serializable(package="jaxbridge")
@@ -50,7 +51,6 @@ class JaxLayer(BridgeLayer):
     Raises:
         SignatureError: an argument of `call_fn` or `init_fn` is not understood, or nothing says what the params are.
         StructureError: at a call, the state comes back in another structure, shape or dtype; nothing is written then.
-        ConversionError: `nan` is none of the two.
         ShapeError: a size breaks a declared shape or constraint.
         ShardingError: `sharding` does not fit the variables, inputs, outputs or the mesh in effect.
 
@@ -66,6 +66,7 @@ class JaxLayer(BridgeLayer):
         (2, 'net/params/w')
     """
 
+    @checked_layer
     def __init__(
         self,
         call_fn: Callable[..., Any],

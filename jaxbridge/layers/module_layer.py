@@ -13,6 +13,7 @@ from jaxbridge.adapters import ModuleOptions
 from jaxbridge.core.partition import Sharding
 from jaxbridge.layers import saving
 from jaxbridge.layers.base import BridgeLayer
+from jaxbridge.layers.keras_arguments import checked_layer
 
 
 @keras.saving.register_keras_serializable(package="jaxbridge")
@@ -77,7 +78,6 @@ class ModuleLayer(BridgeLayer):
         MissingDependencyError: the library is not installed.
         SignatureError: an option does not fit the module.
         StructureError: no adapter knows `module`, or the state comes back in another structure, shape or dtype.
-        ConversionError: `nan` is none of the two.
         ShapeError: a size breaks a declared shape or constraint.
         ShardingError: `sharding` does not fit the variables, inputs, outputs or the mesh in effect.
 
@@ -89,6 +89,7 @@ class ModuleLayer(BridgeLayer):
         (2, ['net/params/bias', 'net/params/weight'])
     """
 
+    @checked_layer
     def __init__(
         self,
         module: Any,

@@ -8,15 +8,16 @@ from typing import Any
 import jax
 
 from jaxbridge import backends
-from jaxbridge.core.platforms import PLATFORMS
+from jaxbridge.core.arguments import checked
 from jaxbridge.core.tree_paths import clean_path, describe_leaf
 from jaxbridge.errors import JaxBridgeError, LoweringError, ShapeError
 from jaxbridge.layers.base import BridgeLayer
-from jaxbridge.stages.abstract import Target, declared_inputs, find_target
+from jaxbridge.stages.abstract import LAYER, Target, declared_inputs, find_target
 from jaxbridge.stages.programs import Program, bridge_program, keras_program
 from jaxbridge.stages.records import Compiled, Lowered, compiled_record, cost_dict
 
 
+@checked(layer_or_model=LAYER)
 def lower(
     layer_or_model: Any,
     inputs: Any = None,
@@ -66,7 +67,7 @@ def lower(
         >>> lowered.compile().memory_analysis().argument_size_in_bytes  # 4 * (32 * 8 + 8 * 16)
         1536
     """
-    platforms = check_platforms(platforms)
+    platforms = None if platforms is None else tuple(platforms)
     target = find_target(layer_or_model, declared_inputs(batch_size) if inputs is None else inputs)
     return lower_program(program_of(target, training), platforms, gradient)
 
@@ -83,17 +84,6 @@ def program_of(target: Target, training: bool) -> Program:
             "`jaxbridge lower` sets it itself), or lower a layer of jaxbridge by itself."
         )
     return keras_program(layer, *rest)
-
-
-def check_platforms(platforms: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Returns the platforms as a tuple; a LoweringError names those that there are."""
-    if platforms is None:
-        return None
-    if isinstance(platforms, str) or not platforms or not set(platforms) <= set(PLATFORMS):
-        raise LoweringError(f"`platforms` must be a sequence out of {PLATFORMS}, got {platforms!r}.")
-    if len(set(platforms)) < len(platforms):
-        raise LoweringError(f"`platforms` must name each platform once, got {platforms!r}.")
-    return tuple(platforms)
 
 
 def lower_program(program: Program, platforms: tuple[str, ...] | None, gradient: bool) -> Lowered:

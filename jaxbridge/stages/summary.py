@@ -11,10 +11,11 @@ import jax
 import keras
 
 from jaxbridge._optional import require
+from jaxbridge.core.arguments import checked
 from jaxbridge.core.text_table import aligned
 from jaxbridge.core.tree_paths import describe_leaf
 from jaxbridge.errors import ShapeError
-from jaxbridge.stages.abstract import AbstractInputs, Arguments, declared_inputs, find_target
+from jaxbridge.stages.abstract import LAYER, AbstractInputs, Arguments, declared_inputs, find_target
 from jaxbridge.stages.lowering import lower_program, program_of
 from jaxbridge.stages.programs import Program, keras_program
 
@@ -87,6 +88,7 @@ class Summary:
         return table
 
 
+@checked(model=LAYER)
 def summary(model: Any, inputs: Any = None, training: bool = False, *, batch_size: int = 1) -> Summary:
     """Returns FLOPs, bytes, parameters and peak memory of every layer of a Keras model, without running it.
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from jax import lax
 
 from jaxbridge import jax2tf
-from jaxbridge.errors import ConversionError
+from jaxbridge.errors import SignatureError
 from tests.jax2tf.helpers import run_python
 
 NAN, INF = np.nan, np.inf
@@ -244,7 +244,7 @@ def test_fast_is_what_tensorflow_has():
 
 
 def test_another_word_is_refused():
-    with pytest.raises(ConversionError, match=r"`nan` must be 'keep'.*or 'fast'.*got 'exact'"):
+    with pytest.raises(SignatureError, match=r"`nan` must be one of 'keep', 'fast'; got 'exact'"):
         jax2tf.convert(jnp.max, nan="exact")
 
 

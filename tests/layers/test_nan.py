@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxbridge import FlaxLayer, JaxLayer, ModuleLayer
-from jaxbridge.errors import ConversionError
+from jaxbridge.errors import SignatureError
 
 X = np.array([[1, np.nan, 2], [np.nan, 1, 0], [1, 2, 3]], "float32")
 
@@ -55,5 +55,5 @@ def test_in_the_config_if_it_is_not_the_default(name: str):
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_another_word_is_refused(name: str):
-    with pytest.raises(ConversionError, match="`nan` must be 'keep'"):
+    with pytest.raises(SignatureError, match="`nan` must be one of 'keep'"):
         LAYERS[name](nan="slow")
