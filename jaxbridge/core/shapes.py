@@ -140,7 +140,8 @@ class Signature:
         sizes = [[dims.evaluate(d, env) for d in row] for row in self.normal_sizes]
         if any(size < 0 for row in sizes for size in row) or not self._hold(sizes):
             return None
-        return self.at_sizes([tuple(row) for row in sizes])
+        shapes = tuple(dims.join_shape(list(map(str, row))) for row in sizes)
+        return dataclasses.replace(self, shapes=shapes, constraints=())
 
     def _hold(self, sizes: Sequence[Sequence[int]]) -> bool:
         return all(condition for condition, _ in self.conditions(sizes))
