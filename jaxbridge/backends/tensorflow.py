@@ -17,14 +17,11 @@ from jaxbridge._optional import require
 from jaxbridge.backends.base import Backend, LiftedFunction, Lowering, PureFunction, check_divisible, check_root
 from jaxbridge.core import records
 from jaxbridge.core.jaxprs import warn_closed_over
-from jaxbridge.core.ladder import unknown_shape_error
+from jaxbridge.core.ladder import FINAL, unknown_shape_error
 from jaxbridge.core.shapes import Signature
 from jaxbridge.errors import (
     ShardingError,
-    SignatureError,
-    StructureError,
     UnsupportedBackendError,
-    UnsupportedOperationError,
 )
 
 require("tensorflow", "A jaxbridge layer on Keras' TensorFlow backend")
@@ -230,12 +227,7 @@ class _Lifted:
         self._static: dict[tuple[tuple[int, ...], ...], Conversion] | None = None
         try:
             traced = self._conversion.function.traced  # now, so that a failure is known before a call
-        except (
-            SignatureError,
-            StructureError,
-            ShardingError,
-            UnsupportedOperationError,
-        ):  # nothing that other sizes would mend
+        except FINAL:  # nothing that other sizes would mend
             raise
         except Exception as error:  # whatever the user's function raises at symbolic sizes
             if not inputs.symbols():
@@ -275,6 +267,11 @@ class _Lifted:
         # of 64 equal blocks the first step takes 3.4 s instead of 6.8.
         return conversion.around(tensors, lambda checked: self._call((conversion, wanted, 0), checked))
 
+    def _trace(self, structs: Sequence[jax.ShapeDtypeStruct]) -> Any:
+        """Returns the abstract outputs for abstract inputs; params, state and seeds have their own shapes."""
+        fixed = Signature(*self._fixed).structs()
+        return jax.eval_shape(self._conversion.function.jitted, *fixed, *structs)
+
     def _tensors(self, arrays: Sequence[Any], first: int = 0) -> list[Any]:
         """Returns arguments, from number `first` on, as the tensors that the function takes."""
         dtypes = (*self._fixed[1], *self._inputs.dtypes)
@@ -312,7 +309,7 @@ class _Lifted:
         assert self._static is not None
         shapes = tuple(tuple(leaf.shape.as_list()) for leaf in leaves)
         if any(None in shape for shape in shapes):
-            raise unknown_shape_error(self._failure, self._inputs) from self._failure
+            raise unknown_shape_error(self._failure, self._inputs, self._trace)
         self._inputs.check(shapes)
         if not self._static:
             warnings.warn(

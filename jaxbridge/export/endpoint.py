@@ -19,6 +19,8 @@ from jaxbridge.core.tree_paths import clean_path, leaf_paths, plain_containers
 from jaxbridge.distribution.layouts import is_replicated, layout_parts
 from jaxbridge.distribution.native import layout_of
 from jaxbridge.errors import ExportError, JaxBridgeError, ShapeError, SignatureError
+from jaxbridge.export._keras_private import input_was_made_up
+from jaxbridge.layers.base import BridgeLayer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,6 +127,8 @@ def make_endpoint(
     else:
         _check_inputs(inputs, model)
     flat = keras.tree.flatten(inputs)
+    if polymorphic_shapes is None and not polymorphic_constraints:
+        polymorphic_shapes, polymorphic_constraints = _declared_by_layers(model, flat)
     texts = None if polymorphic_shapes is None else tuple(keras.tree.flatten(polymorphic_shapes))
     if texts is not None and len(texts) != len(flat):
         raise ShapeError(f"`polymorphic_shapes` has {len(texts)} entries and the model has {len(flat)} inputs.")
@@ -177,6 +181,20 @@ def _check_inputs(inputs: Any, model: keras.Model) -> None:
         raise SignatureError(f"`inputs` has {len(given)} tensors, and model '{model.name}' has {len(declared)} inputs.")
 
 
+def _declared_by_layers(model: keras.Model, inputs: Sequence[Any]) -> tuple[str | None, tuple[str, ...]]:
+    """Returns shape and constraints that the layers which take a model's only input declare of it; none where they differ."""
+    declared = set()
+    for part in parts_of(model) if len(inputs) == 1 else ():
+        if isinstance(part, BridgeLayer) and isinstance(part._runtime.polymorphic_shapes, str):
+            try:
+                takes_it = part.input is getattr(model, "inputs", [None])[0]
+            except (AttributeError, ValueError):  # it was never called in a graph of Keras, or several times
+                continue
+            if takes_it:
+                declared.add((part._runtime.polymorphic_shapes, part._runtime.constraints))
+    return declared.pop() if len(declared) == 1 else (None, ())
+
+
 def _check_call(model: keras.Model) -> None:
     parameters = list(inspect.signature(model.call).parameters.values())
     several = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
@@ -198,8 +216,8 @@ def _dtype_name(leaf: Any) -> str:
 def _inputs_of(model: keras.Model) -> Any:
     if isinstance(model, keras.Sequential) and getattr(model, "inputs", None):
         (tensor,) = model.inputs  # `model.input` is there only once it has been called
-        # Without an `Input` Keras makes one of the first call's shape, whose batch size is promised to nobody.
-        return keras.KerasTensor((None, *tensor.shape[1:]), tensor.dtype) if _has_automatic_name(tensor) else tensor
+        # Of an `Input` that Keras made of the first call's shape the batch size is promised to nobody.
+        return keras.KerasTensor((None, *tensor.shape[1:]), tensor.dtype) if input_was_made_up(model) else tensor
     try:
         return model.input
     except (AttributeError, ValueError):  # a subclassed model has none

@@ -18,6 +18,7 @@ from jaxbridge import backends
 from jaxbridge._optional import require
 from jaxbridge.backends.base import Lowering
 from jaxbridge.core.arguments import checked
+from jaxbridge.core.helpful_sizes import declaration
 from jaxbridge.core.partition import Sharding
 from jaxbridge.errors import ExportError, JaxBridgeError, ShapeError
 from jaxbridge.export.artifact import write_artifacts
@@ -121,7 +122,8 @@ def export_saved_model(
         ExportError: the model is not built or is called with several arguments, none of the platforms is this machine's
             (where it is to be verified), `path` holds something else or cannot be written, or what was written cannot be
             served or gives other results. Nothing is left at `path` then.
-        ShapeError: the model cannot be traced with its unknown sizes.
+        ShapeError: the model runs, but cannot be traced with its unknown sizes. If it does not run either, the error is its
+            own.
         MissingDependencyError: TensorFlow is not installed.
 
     Example:
@@ -211,6 +213,8 @@ def _write(
     except JaxBridgeError:
         raise
     except Exception as error:  # whatever the model raises while it is traced
+        if not endpoint.signature.symbols() or not runs_on_made_up_inputs(endpoint):
+            raise  # its own error, with its own lines
         raise _tracing_error(endpoint, error) from error
     with backends.lowered_for(lowering):  # gradients are traced now
         try:
@@ -222,8 +226,8 @@ def _write(
             warnings.warn(
                 f"Model '{endpoint.model.name}' is exported without gradients; calling it under a tape raises. They "
                 f"cannot be traced for inputs of shapes {', '.join(endpoint.signature.shapes)}: {error.__cause__}\nSay "
-                "what is known of the sizes (`polymorphic_shapes='(b, h, w, 3)'`, `polymorphic_constraints=('h >= 3', "
-                "'w >= 3')`).",
+                f"what is known of the sizes: `polymorphic_shapes={declaration(endpoint.signature)}` with sizes such as "
+                "`2*k` in it, and `polymorphic_constraints=` such as ('k >= 3',) between its names.",
                 stacklevel=4,  # the caller, behind what checks the arguments
             )
             shutil.rmtree(directory, ignore_errors=True)
@@ -243,6 +247,7 @@ def _trace(endpoint: Endpoint, lowering: Lowering, gradient_order: int) -> tuple
     """Returns a module with the variables and `serve`, and the function of the signature, both traced."""
     import tensorflow as tf
 
+    from jaxbridge.jax2tf.convert import checked_sizes
     from jaxbridge.jax2tf.saved_gradients import keep_gradients
 
     module = tf.Module()
@@ -258,7 +263,10 @@ def _trace(endpoint: Endpoint, lowering: Lowering, gradient_order: int) -> tuple
     ]
 
     def run_model(*tensors: Any) -> Any:
-        outputs, changed = run([variable.read_value() for variable in variables], list(tensors))
+        # Layers that TensorFlow traces know nothing of what the export declares; where JAX traces all, the messages of the
+        # conversion would count the variables among the inputs.
+        inputs = checked_sizes(endpoint.signature, tensors)
+        outputs, changed = run([variable.read_value() for variable in variables], inputs)
         for index, value in changed.items():
             variables[index].assign(tf.cast(value, variables[index].dtype))
         return outputs
@@ -289,15 +297,13 @@ def _resources(model: keras.Model) -> list[Any]:
     return [part for part in parts_of(model) if isinstance(part, tf.saved_model.experimental.TrackableResource)]
 
 
-def _tracing_error(endpoint: Endpoint, error: Exception) -> JaxBridgeError:
-    """Returns the error for a model that cannot be traced: a ShapeError where its unknown sizes are the cause."""
+def _tracing_error(endpoint: Endpoint, error: Exception) -> ShapeError:
+    """Returns the error for a model that runs, but cannot be traced with its unknown sizes."""
     name, symbols = endpoint.model.name, endpoint.signature.symbols()
-    text = f"{type(error).__name__}: {error}"
-    if not symbols or not runs_on_made_up_inputs(endpoint):
-        return ExportError(f"Model '{name}' cannot be traced: {text}")
     return ShapeError(
         f"Model '{name}' cannot be traced for inputs of shapes {', '.join(endpoint.signature.shapes)}, where "
         f"{', '.join(map(repr, symbols))} {'is' if len(symbols) == 1 else 'are'} unknown, though it runs at known sizes: "
-        f"{text}\nEither give the sizes (`inputs=keras.KerasTensor((8, 28, 28, 1))`), or say what is known of them "
-        "(`polymorphic_shapes='(b, 4*k, 4*k, 1)'`, `polymorphic_constraints=('k >= 2',)`)."
+        f"{type(error).__name__}: {error}\nEither give the sizes (`inputs=keras.KerasTensor(...)` with numbers in the "
+        f"shape), or say what is known of them: `polymorphic_shapes={declaration(endpoint.signature)}` with sizes such as "
+        "`2*k` in it, and `polymorphic_constraints=` such as ('k >= 2',) between its names."
     )

@@ -155,7 +155,7 @@ class Conversion:
 
     def around(self, tensors: Sequence[Any], run: Callable[[list[Any]], Any]) -> Any:
         """Returns what `run` makes of the tensors, a pytree: their sizes are checked first, known sizes of outputs set."""
-        tensors = _checked_sizes(self.signature, tensors)
+        tensors = checked_sizes(self.signature, tensors)
         outs = run(tensors)
         if not tf.executing_eagerly():
             _set_known_sizes(jax.tree.leaves(outs), self.function.out_structs, self.signature, tensors)
@@ -320,7 +320,7 @@ def _set_known_sizes(outs: Sequence[Any], structs: Sequence[Any], signature: Sig
         out.set_shape([dims.evaluate(t, known) if d else None for t, d in zip(texts, decided, strict=True)])
 
 
-def _checked_sizes(signature: Signature, tensors: Sequence[Any]) -> list[Any]:
+def checked_sizes(signature: Signature, tensors: Sequence[Any]) -> list[Any]:
     """Returns the tensors once their sizes agree with the signature: checked now, or by assertions in a graph."""
     if not signature.symbols():
         return list(tensors)

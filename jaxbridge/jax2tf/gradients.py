@@ -27,7 +27,7 @@ import tensorflow as tf
 from jax.interpreters import ad
 
 from jaxbridge.core.dims import symbols_in
-from jaxbridge.core.jaxprs import equations, inner_jaxprs, refuse_too_large
+from jaxbridge.core.jaxprs import check_lengths, equations, inner_jaxprs, refuse_too_large
 from jaxbridge.errors import DifferentiationError
 from jaxbridge.jax2tf import _tf_private
 from jaxbridge.jax2tf.call_module import emit
@@ -104,6 +104,7 @@ class Differentiable:
     def traced(self) -> jax.stages.Traced:
         traced = self.jitted.trace(*self.structs)
         refuse_too_large(traced.jaxpr)
+        check_lengths(traced.jaxpr)
         check_effects(traced.jaxpr)
         return traced
 

@@ -157,6 +157,9 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         check_inputs(args, kwargs)
+        if keras.config.floatx() == "bfloat16":
+            args = tuple(keras.tree.map_structure(_kept_exact, value) for value in args)
+            kwargs = {name: keras.tree.map_structure(_kept_exact, value) for name, value in kwargs.items()}
         if not self.built:
             # Keras tells `build` the shapes only; initialisation must see the dtypes (token ids are integers) too.
             self._runtime.seen = self._see(*args, **kwargs)
@@ -481,6 +484,13 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
             f"Layer '{self.name}' wraps a JAX function, which Keras cannot quantize. Quantize inside the function, or leave "
             "the layer out (`model.quantize(mode, filters=...)`)."
         )
+
+
+def _kept_exact(value: Any) -> Any:
+    """Returns an array of integers or bools as a tensor: under floatx "bfloat16" Keras on JAX makes floats of it (3.15)."""
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "iub":
+        return value
+    return keras.ops.convert_to_tensor(value, dtype=jax.dtypes.canonicalize_dtype(value.dtype).name)
 
 
 def _has_fixed_batch(seen: SeenInputs) -> bool:
