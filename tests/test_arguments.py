@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxbridge
-from jaxbridge import FlaxLayer, JaxLayer, ModuleLayer, Sequential, jax2tf
+from jaxbridge import FlaxLayer, JaxLayer, ModuleLayer, jax2tf
 from jaxbridge.errors import JaxBridgeError, SignatureError
 from jaxbridge.testing import assert_backends_agree
 
@@ -43,9 +43,6 @@ class Doors:
     def module_layer(self, **given):
         return ModuleLayer(**{"module": nn.Dense(2), **given})(X)
 
-    def sequential(self, **given):
-        return Sequential(**{"layers": [make_layer(), make_layer()], **given})(X)
-
     def freeze(self, **given):
         FlaxLayer(nn.Dense(2)).freeze(**given)
 
@@ -78,7 +75,6 @@ DOORS = {
     "jax_layer": JaxLayer.__init__,
     "flax_layer": FlaxLayer.__init__,
     "module_layer": ModuleLayer.__init__,
-    "sequential": Sequential.__init__,
     "freeze": FlaxLayer.freeze,
     "unfreeze": FlaxLayer.unfreeze,
     "regularize": FlaxLayer.regularize,
@@ -143,7 +139,7 @@ WRONG = {
 }
 
 #: Arguments that may be any pytree or value: what is wrong with them shows when they are used.
-FREE = {"inputs", "params", "state", "variables", "layers"}
+FREE = {"inputs", "params", "state", "variables"}
 
 PAIRS = [
     (door, name)
@@ -180,7 +176,7 @@ def test_a_wrong_value_for_keras_is_named(doors, door, name):
             getattr(doors, door)(**{name: value})
 
 
-@pytest.mark.parametrize("door", [door for door in DOORS if door not in ("sequential",)])
+@pytest.mark.parametrize("door", DOORS)
 def test_a_misspelt_argument_is_named_with_the_nearest(doors, door):
     name = [name for name in inspect.signature(DOORS[door]).parameters if name not in ("self", "kwargs", "options")][-1]
     with pytest.raises(SignatureError, match=rf"has no argument `{name}_`; did you mean `{name}`\?"):

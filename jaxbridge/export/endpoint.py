@@ -144,20 +144,6 @@ def make_endpoint(
     return Endpoint(model, training, _numbered(inputs), _input_names(inputs, flat), dtypes, signature)
 
 
-def _declared_by_layers(model: keras.Model, inputs: Sequence[Any]) -> tuple[str | None, tuple[str, ...]]:
-    """Returns shape and constraints that the layers which take a model's only input declare of it; none where they differ."""
-    declared = set()
-    for part in parts_of(model) if len(inputs) == 1 else ():
-        if isinstance(part, BridgeLayer) and isinstance(part._runtime.polymorphic_shapes, str):
-            try:
-                takes_it = part.input is getattr(model, "inputs", [None])[0]
-            except (AttributeError, ValueError):  # it was never called in a graph of Keras, or several times
-                continue
-            if takes_it:
-                declared.add((part._runtime.polymorphic_shapes, part._runtime.constraints))
-    return declared.pop() if len(declared) == 1 else (None, ())
-
-
 def _no_model(given: Any) -> str:
     """Returns what to write for something that is no model."""
     text = f"`model` must be a Keras model; got {given!r:.200} of type {type(given).__name__}."
@@ -193,6 +179,20 @@ def _check_inputs(inputs: Any, model: keras.Model) -> None:
     declared, given = getattr(model, "inputs", None), keras.tree.flatten(inputs)
     if declared and len(declared) != len(given):
         raise SignatureError(f"`inputs` has {len(given)} tensors, and model '{model.name}' has {len(declared)} inputs.")
+
+
+def _declared_by_layers(model: keras.Model, inputs: Sequence[Any]) -> tuple[str | None, tuple[str, ...]]:
+    """Returns shape and constraints that the layers which take a model's only input declare of it; none where they differ."""
+    declared = set()
+    for part in parts_of(model) if len(inputs) == 1 else ():
+        if isinstance(part, BridgeLayer) and isinstance(part._runtime.polymorphic_shapes, str):
+            try:
+                takes_it = part.input is getattr(model, "inputs", [None])[0]
+            except (AttributeError, ValueError):  # it was never called in a graph of Keras, or several times
+                continue
+            if takes_it:
+                declared.add((part._runtime.polymorphic_shapes, part._runtime.constraints))
+    return declared.pop() if len(declared) == 1 else (None, ())
 
 
 def _check_call(model: keras.Model) -> None:
