@@ -145,9 +145,9 @@ def large() -> str:
 PAGE = """# What the compiler says
 
 Written by `python benchmarks/stages.py`, with {versions}. `jaxbridge.lower` gives
-what `jax.stages` gives, for any Keras layer or model and on both Keras backends; `jaxbridge.summary` is a table of it per
-layer. Nothing is run and no weight gets a value, so a model need not fit into this machine: of `Dense(100_000)` and
-`Dense(92_000)` on 8192 features
+what `jax.stages` gives, for bridge layers on both Keras backends and for any Keras layer or model on JAX;
+`jaxbridge.summary` is a table of it per layer. Nothing is run and no weight gets a value, so a model need not fit into this
+machine: of `Dense(100_000)` and `Dense(92_000)` on 8192 features
 
     jaxbridge.summary(make, batch_size=2).total
 
@@ -213,12 +213,10 @@ depth for {more:.0%} more FLOPs; keeping the matrix products costs {dots:.1%} mo
   whatever its length, and nothing for what runs in a library (LAPACK behind `jnp.linalg` on CPU).
 - The memory of `summary` is what is allocated: arguments, outputs and temporary values. `peak_memory_in_bytes` of
   `memory_analysis()` is XLA's estimate, which leaves out temporary values on CPU.
-- A bridge layer is a JAX function on both Keras backends, and is lowered where you are. Native Keras layers run without JAX
-  on the TensorFlow backend; a model of them is made anew, from its config or by the function that you pass, in a process
-  with Keras on JAX, which is kept for the next question. The figures are those of Keras' JAX backend, not of what
-  TensorFlow executes.
-- For a mesh JAX must see its devices (XLA_FLAGS=--xla_force_host_platform_device_count=8 makes eight of a CPU). That other
-  process makes as many as the mesh of `keras.distribution` names.
+- A bridge layer is a JAX function on both Keras backends, and is lowered on both. Models and native Keras layers run without
+  JAX on the TensorFlow backend: there `lower` and `summary` raise an error that says to set KERAS_BACKEND=jax. The command
+  line sets it itself.
+- For a mesh JAX must see its devices (XLA_FLAGS=--xla_force_host_platform_device_count=8 makes eight of a CPU).
 """
 
 

@@ -1,5 +1,7 @@
-"""`python -m jaxbridge` is the command `jaxbridge`."""
+"""`python -m jaxbridge` is the command `jaxbridge`, where Keras can be imported; `python -m jaxbridge_cli` is it everywhere."""
 
-from jaxbridge.cli import main
+import subprocess
+import sys
 
-main()
+# Another process: `import jaxbridge` has chosen Keras' backend here.
+sys.exit(subprocess.call([sys.executable, "-m", "jaxbridge_cli", *sys.argv[1:]]))

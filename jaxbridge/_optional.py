@@ -13,7 +13,6 @@ EXTRAS = {
     "flax": ("flax", "flax"),
     "haiku": ("dm-haiku", "haiku"),
     "equinox": ("equinox", "equinox"),
-    "click": ("click", "cli"),
     "rich": ("rich", "cli"),
 }
 

@@ -7,8 +7,8 @@ class JaxBridgeError(Exception):
     """Base of every error that jaxbridge raises on purpose."""
 
 
-class SignatureError(JaxBridgeError, ValueError):
-    """A function's arguments are not those of the contract."""
+class SignatureError(JaxBridgeError, TypeError, ValueError):
+    """An argument of a public function, or of a function given to one, is not what the contract says."""
 
 
 class StructureError(JaxBridgeError, ValueError):

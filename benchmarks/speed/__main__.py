@@ -69,7 +69,7 @@ def rows(rounds: int) -> dict[str, Callable[[], Row]]:
 def first_steps(backend: str, blocks: int, rounds: int) -> Row:
     times: dict[str, list[Any]] = {}
     for _ in range(rounds):
-        for peer in ("jaxbridge", "jaxbridge.Sequential", "keras", "native"):
+        for peer in ("jaxbridge", "keras", "native"):
             times.setdefault(peer, []).append(in_process(backend, "first_step", peer, str(blocks)))
     return {peer: _median(found) for peer, found in times.items()}
 

@@ -113,19 +113,8 @@ def flax_layer(peer: str) -> Any:
     return FlaxLayer
 
 
-def container(peer: str) -> Any:
-    """Returns the class that holds the layers: "jaxbridge.Sequential" is a peer of its own."""
-    if peer != "jaxbridge.Sequential":
-        return keras.Sequential
-    from jaxbridge import Sequential
-
-    return Sequential
-
-
-def sequential(
-    layers: list[Any], shape: tuple[int, ...], jit_compile: bool | str = "auto", container: Any = keras.Sequential
-) -> keras.Model:
-    model = container([keras.Input(shape), *layers])
+def sequential(layers: list[Any], shape: tuple[int, ...], jit_compile: bool | str = "auto") -> keras.Model:
+    model = keras.Sequential([keras.Input(shape), *layers])
     model.compile(keras.optimizers.SGD(LEARNING_RATE), "mse", jit_compile=jit_compile)
     return model
 

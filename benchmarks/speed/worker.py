@@ -124,8 +124,8 @@ class AllBlocks(nn.Module):
 
 
 def fused(name: str, rounds: int) -> dict[str, Any]:
-    """A training step with a layer per block, with the same layers in a `Sequential`, and with one layer around all blocks."""
-    from jaxbridge import FlaxLayer, Sequential
+    """A training step with a layer per block, and with one layer around all blocks."""
+    from jaxbridge import FlaxLayer
 
     if name == "64 blocks":
         make, shape = (lambda: [models.Block() for _ in range(64)]), (64,)
@@ -133,18 +133,16 @@ def fused(name: str, rounds: int) -> dict[str, Any]:
         make, shape = (lambda: [models.Attention() for _ in range(6)]), (32, 64)
     x = keras.ops.convert_to_tensor(np.random.default_rng(0).normal(size=(32, *shape)).astype("float32"))
 
-    def maker(layers: Callable[[], list[Any]], container: Any = keras.Sequential) -> Callable[[], Callable[[], Any]]:
+    def maker(layers: Callable[[], list[Any]]) -> Callable[[], Callable[[], Any]]:
         def build():
-            model = models.sequential(layers(), shape, container=container)
+            model = models.sequential(layers(), shape)
             return lambda: model.train_on_batch(x, x)
 
         return build
 
     each = lambda: [FlaxLayer(block) for block in make()]
     one = lambda: [FlaxLayer(AllBlocks(tuple(make())))]
-    return times(
-        {"jaxbridge": maker(each), "jaxbridge.Sequential": maker(each, Sequential), "one layer": maker(one)}, rounds
-    )
+    return times({"jaxbridge": maker(each), "one layer": maker(one)}, rounds)
 
 
 def loop(what: str, rounds: int) -> dict[str, Any]:
@@ -174,7 +172,7 @@ def first_step(peer: str, blocks: int) -> float:
         layers = [native_block() for _ in range(blocks)]
     else:
         layers = [models.flax_layer(peer)(models.Block()) for _ in range(blocks)]
-    models.sequential(layers, (64,), container=models.container(peer)).train_on_batch(x, x)
+    models.sequential(layers, (64,)).train_on_batch(x, x)
     return time.perf_counter() - start
 
 

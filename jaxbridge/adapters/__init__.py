@@ -57,8 +57,8 @@ def find_adapter(module: Any) -> Adapter:
                 return adapter
     kind = f"the class {module.__name__}" if isinstance(module, type) else f"an object of type {type(module).__name__}"
     raise StructureError(
-        f"No adapter knows {kind}. There are adapters for {', '.join(sorted(table))}. For another library, write one and "
-        "add it with `jaxbridge.adapters.register` (docs/new_adapter.md)."
+        f"`module`: No adapter knows {kind}. There are adapters for {', '.join(sorted(table))}. For another library, "
+        "write one and add it with `jaxbridge.adapters.register` (docs/new_adapter.md)."
     )
 
 

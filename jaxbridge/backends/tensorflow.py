@@ -17,14 +17,11 @@ from jaxbridge._optional import require
 from jaxbridge.backends.base import Backend, LiftedFunction, Lowering, PureFunction, check_divisible, check_root
 from jaxbridge.core import records
 from jaxbridge.core.jaxprs import warn_closed_over
-from jaxbridge.core.ladder import unknown_shape_error
+from jaxbridge.core.ladder import FINAL, unknown_shape_error
 from jaxbridge.core.shapes import Signature
 from jaxbridge.errors import (
     ShardingError,
-    SignatureError,
-    StructureError,
     UnsupportedBackendError,
-    UnsupportedOperationError,
 )
 
 require("tensorflow", "A jaxbridge layer on Keras' TensorFlow backend")
@@ -51,7 +48,12 @@ class TensorFlowBackend(Backend):
         inputs: Signature,
         lowering: Lowering,
     ) -> LiftedFunction:
-        options = LoweringOptions(lowering.platforms or default_platforms(), target=lowering.target)
+        options = LoweringOptions(
+            lowering.platforms or default_platforms(),
+            target=lowering.target,
+            nan=lowering.nan or "keep",
+            source_info=lowering.source_info,
+        )
         return _Lifted(fn, variables, inputs, options)
 
     def build_scope(self) -> contextlib.AbstractContextManager[Any]:
@@ -235,12 +237,7 @@ class _Lifted:
         self._failure: Exception | None = None
         try:
             traced = self._conversion.function.traced  # now, so that a failure is known before a call
-        except (
-            SignatureError,
-            StructureError,
-            ShardingError,
-            UnsupportedOperationError,
-        ):  # nothing that other sizes would mend
+        except FINAL:  # nothing that other sizes would mend
             raise
         except Exception as error:  # whatever the user's function raises at symbolic sizes
             if not inputs.symbols():
@@ -272,6 +269,11 @@ class _Lifted:
             return conversion(tensors, True, wanted, self._shared)
         return self._call(conversion, tensors) if is_eager else conversion(tensors, True)
 
+    def _trace(self, structs: Sequence[jax.ShapeDtypeStruct]) -> Any:
+        """Returns the abstract outputs for abstract inputs; params, state and seeds have their own shapes."""
+        fixed = Signature(*self._fixed).structs()
+        return jax.eval_shape(self._conversion.function.jitted, *fixed, *structs)
+
     def _tensors(self, arrays: Sequence[Any], first: int = 0) -> list[Any]:
         """Returns arguments, from number `first` on, as the tensors that the function takes."""
         dtypes = (*self._fixed[1], *self._inputs.dtypes)
@@ -293,7 +295,7 @@ class _Lifted:
             self._failure, "A function", shapes, lambda found: found.function.traced
         )
         if found is None:
-            raise unknown_shape_error(self._failure, self._inputs) from self._failure
+            raise unknown_shape_error(self._failure, self._inputs, self._trace)
         return found
 
     def _call(self, conversion: Conversion, tensors: list[Any], read_inside: int = 0) -> Any:

@@ -7,6 +7,7 @@ may be integers or the scalar tensors of any backend, which JAX has no public fu
 from __future__ import annotations
 
 import ast
+import functools
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -67,10 +68,20 @@ def substituted(text: str, env: Mapping[str, str]) -> str:
 
 def evaluate(text: str, env: Mapping[str, Any]) -> Any:
     """Returns the value of a size such as "4*k + 1" where `env` gives the values of its symbols."""
+    return _evaluate(_parsed(text), env)
+
+
+@functools.lru_cache(maxsize=4096)
+def _parsed(text: str) -> ast.AST:
     try:
-        return _evaluate(ast.parse(text.strip(), mode="eval").body, env)
+        # `jax.export` writes and reads powers as `b^2`.
+        return ast.parse(text.strip().replace("^", "**"), mode="eval").body
     except SyntaxError as error:
-        raise ShapeError(f"The size {text!r} cannot be read. Write for instance `b`, `4*k`, `t + 1` or `3`.") from error
+        raise _unreadable(text) from error
+
+
+def _unreadable(text: str) -> ShapeError:
+    return ShapeError(f"The size {text!r} cannot be read. Write for instance `b`, `4*k`, `t + 1` or `3`.")
 
 
 def _evaluate(node: ast.AST, env: Mapping[str, Any]) -> Any:
@@ -84,13 +95,18 @@ def _evaluate(node: ast.AST, env: Mapping[str, Any]) -> Any:
         case ast.UnaryOp(op=op, operand=operand) if type(op) in _OPERATORS:
             return _OPERATORS[type(op)](_evaluate(operand, env))
         case ast.Call(func=ast.Name(id=name), args=args) if name in _FUNCTIONS:
-            return _FUNCTIONS[name](*(_evaluate(arg, env) for arg in args))
+            return functools.reduce(_FUNCTIONS[name], (_evaluate(arg, env) for arg in args))
         case ast.Name(id=name):
-            raise ShapeError(
-                f"The value of the symbol '{name}' does not follow from the shapes. Declare it where it stands alone or in "
-                f"a size that is linear in it, such as `{name}`, `4*{name}` or `{name} + 1`."
-            )
-    raise ShapeError(f"The size {ast.unparse(node)!r} cannot be read. Write for instance `b`, `4*k`, `t + 1` or `3`.")
+            raise unsolved(name)
+    raise _unreadable(ast.unparse(node))
+
+
+def unsolved(name: str) -> ShapeError:
+    """Returns the error for a symbol whose value the shapes do not give."""
+    return ShapeError(
+        f"The value of the symbol '{name}' does not follow from the shapes. Declare it where it stands alone or in a "
+        f"size that is linear in it, such as `{name}`, `4*{name}` or `{name} + 1`."
+    )
 
 
 def split_constraint(text: str) -> tuple[str, str, str]:
@@ -115,27 +131,59 @@ def solve(texts: Sequence[Sequence[str]], sizes: Sequence[Sequence[Any]]) -> dic
         texts: the sizes of each shape, as text.
         sizes: the sizes of each shape: integers or scalar integer tensors.
 
-    A symbol is read where it stands alone, or from a size that is linear in it and has no other unknown symbol (the rule
-    of `jax.export`). The caller checks afterwards that every size has the value that the symbols give it.
+    The rule is that of `jax.export`: a symbol is read from a size that is linear in it, with a number as its factor, once
+    all other symbols of that size are known. The caller checks afterwards that every size has the value that the symbols
+    give it.
     """
     env: dict[str, Any] = {}
-    pairs = [
+    left = [
         (text, size) for shape, row in zip(texts, sizes, strict=True) for text, size in zip(shape, row, strict=True)
     ]
-    for text, size in pairs:
-        if text.isidentifier():
-            env.setdefault(text, size)
+    left.sort(key=lambda pair: not pair[0].isidentifier())  # what stands alone needs no division
     progress = True
     while progress:
         progress = False
-        for text, size in pairs:
-            unknown = [name for name in symbols_in(text) if name not in env]
-            if len(unknown) != 1:
+        for text, size in left:
+            parts = _linear(_parsed(text), env)
+            if parts is None or len(parts[0]) != 1:
                 continue
-            at_zero, at_one = (evaluate(text, {**env, unknown[0]: value}) for value in (0, 1))
-            factor = at_one - at_zero
-            if isinstance(factor, int) and factor == 0:
-                continue
-            env[unknown[0]] = (size - at_zero) // factor
+            ((name, factor),) = parts[0].items()
+            env[name] = size if (factor, parts[1]) == (1, 0) else (size - parts[1]) // factor
             progress = True
     return env
+
+
+def _linear(node: ast.AST, env: Mapping[str, Any]) -> tuple[dict[str, int], Any] | None:
+    """Returns the factors of the unknown symbols of a size, and the rest of it; None where it is not linear in them."""
+    names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)} - _FUNCTIONS.keys()
+    if names <= env.keys():
+        return {}, _evaluate(node, env)
+    match node:
+        case ast.Name(id=name):
+            return {name: 1}, 0
+        case ast.UnaryOp(op=ast.USub() | ast.UAdd() as op, operand=operand):
+            return _combined(ast.Constant(0), op, operand, env)
+        case ast.BinOp(left=left, op=ast.Add() | ast.Sub() as op, right=right):
+            return _combined(left, op, right, env)
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            if _number(left) is None:
+                left, right = right, left
+            factor, parts = _number(left), _linear(right, env)
+            if factor is None or parts is None:
+                return None
+            return {name: factor * n for name, n in parts[0].items() if factor * n}, factor * parts[1]
+    return None
+
+
+def _combined(left: ast.AST, op: ast.AST, right: ast.AST, env: Mapping[str, Any]) -> tuple[dict[str, int], Any] | None:
+    one, other = _linear(left, env), _linear(right, env)
+    if one is None or other is None:
+        return None
+    sign = -1 if isinstance(op, ast.Sub | ast.USub) else 1
+    factors = {name: one[0].get(name, 0) + sign * other[0].get(name, 0) for name in {**one[0], **other[0]}}
+    return {name: factor for name, factor in factors.items() if factor}, one[1] + sign * other[1]
+
+
+def _number(node: ast.AST) -> int | None:
+    """Returns the value of a size without symbols; None where it has some."""
+    return None if any(isinstance(part, ast.Name) for part in ast.walk(node)) else _evaluate(node, {})

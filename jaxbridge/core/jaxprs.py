@@ -34,6 +34,13 @@ def equations(jaxpr: Any, enter: Callable[[Any], bool] = lambda equation: True) 
                 yield from equations(inner, enter)
 
 
+def check_lengths(jaxpr: Any) -> None:
+    """Raises JAX's own error where a scan has an unknown length that may be 0: JAX asks when it lowers one (0.10 to 0.12)."""
+    for equation in equations(jaxpr):
+        if equation.primitive.name == "scan" and not isinstance(equation.params["length"], int):
+            _ = equation.params["length"] // equation.params["unroll"] >= 1
+
+
 def closed_over_arrays(jaxpr: Any) -> list[Any]:
     """Returns the arrays that became constants of a jaxpr, each once."""
     found = list(getattr(jaxpr, "consts", ()))

@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxbridge.errors import SignatureError
+
 #: The implementation of the keys. Raw keys are uint32[2] by Keras' contract, which is what threefry has.
 KEY_IMPL = "threefry2x32"
 
@@ -24,13 +26,13 @@ def stream_number(name: str) -> int:
 
 
 def check_seed(seed: int | None) -> int | None:
-    """Returns `seed` if JAX and TensorFlow agree on what it means; a ValueError or TypeError says what to write."""
+    """Returns `seed` if JAX and TensorFlow agree on what it means; a SignatureError says what to write."""
     if seed is None:
         return None
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
-        raise TypeError(f"`seed` must be an integer or None, got {seed!r} of type {type(seed).__name__}.")
+        raise SignatureError(f"`seed` must be an integer or None, got {seed!r} of type {type(seed).__name__}.")
     if not 0 <= seed < 2**32:
-        raise ValueError(
+        raise SignatureError(
             f"`seed` must be at least 0 and below 2**32, got {seed}: JAX keys are made of 32-bit words. "
             f"Write for instance `seed={int(seed) % 2**32}`."
         )
@@ -84,10 +86,10 @@ def with_impl(keys: Any, impl: str | None) -> Any:
 
 
 def check_impl(impl: str | None) -> str | None:
-    """Returns `impl` if JAX knows a key implementation of this name; a ValueError names those that it has."""
+    """Returns `impl` if JAX knows a key implementation of this name; a SignatureError names those that it has."""
     known = ("threefry2x32", "rbg", "unsafe_rbg")
     if impl is not None and impl not in known:
-        raise ValueError(f"`rng_impl` must be one of {', '.join(map(repr, known))} or None, got {impl!r}.")
+        raise SignatureError(f"`rng_impl` must be one of {', '.join(map(repr, known))} or None, got {impl!r}.")
     return impl
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import importlib
 import importlib.util
 import inspect
 import sys
-from pathlib import Path
 from typing import Any
 
 #: The name under which a process knows the main file of the one that started it.
@@ -39,14 +37,6 @@ class Reference:
         except TypeError:  # a class of a session without a file
             file = None
         return None if "<" in name or file is None else cls(target.__module__, file, name)
-
-    @property
-    def runs_a_script(self) -> bool:
-        """Whether loading it in another process would run a script again: its main file guards nothing."""
-        if self.module != "__main__":
-            return False
-        body = ast.parse(Path(self.file).read_text(encoding="utf-8")).body
-        return not any(isinstance(node, ast.If) and "__name__" in ast.unparse(node.test) for node in body)
 
     def load(self) -> Any:
         """Imports and returns what it refers to."""

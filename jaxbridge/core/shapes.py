@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,9 @@ Size = int | None
 #: Sizes that stand for unknown ones where concrete values are needed, in the order in which they are tried. Not 1 first:
 #: a parameter whose shape follows an unknown size would broadcast later, silently, instead of failing.
 TRIAL_SIZES = (2, 4, 8, 16, 32, 64, 128, 224, 256, 1)
+
+#: How many combinations of them are tried where constraints forbid that all are equal.
+_COMBINATIONS = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +51,11 @@ class Signature:
             for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
         ]
 
+    @functools.cached_property
+    def normal_sizes(self) -> list[list[str]]:
+        """The sizes of each shape as `jax.export` understands them: terms are collected, equalities are applied."""
+        return [[str(size) for size in struct.shape] for struct in self.structs()]
+
     def keras_shapes(self) -> list[tuple[Size, ...]]:
         """Returns the shapes with None for every size that is no number."""
         return [tuple(int(d) if d.isdigit() else None for d in dims.split_shape(shape)) for shape in self.shapes]
@@ -66,6 +75,22 @@ class Signature:
             for shape in self.shapes
         )
         return dataclasses.replace(self, shapes=renamed, constraints=(*self.constraints, f"{merged} >= 2"))
+
+    def with_constraints(self, *constraints: str) -> Signature:
+        """Returns the signature with these constraints too."""
+        return dataclasses.replace(self, constraints=(*self.constraints, *constraints))
+
+    def with_sizes(self, sizes: Mapping[str, str]) -> Signature:
+        """Returns the signature with these sizes, such as "2*t", in the place of symbols."""
+        return dataclasses.replace(
+            self,
+            shapes=tuple(dims.substituted(shape, sizes) for shape in self.shapes),
+            constraints=tuple(dims.substituted(constraint, sizes) for constraint in self.constraints),
+        )
+
+    def batches(self) -> set[str]:
+        """Returns the sizes of axis 0."""
+        return {row[0] for row in map(dims.split_shape, self.shapes) if row}
 
     def at(self, size: int) -> Signature | None:
         """Returns the signature with every symbol equal to `size`; None where that breaks a constraint."""
@@ -87,14 +112,6 @@ class Signature:
         constraints = tuple(dims.substituted(c, put) for c in self.constraints if set(dims.symbols_in(c)) - put.keys())
         return dataclasses.replace(self, shapes=tuple(map(dims.join_shape, rows)), constraints=constraints)
 
-    def with_sizes(self, sizes: Mapping[str, str]) -> Signature:
-        """Returns the signature with these sizes, such as "2*t", in the place of symbols."""
-        return dataclasses.replace(
-            self,
-            shapes=tuple(dims.substituted(shape, sizes) for shape in self.shapes),
-            constraints=tuple(dims.substituted(constraint, sizes) for constraint in self.constraints),
-        )
-
     def followed_by(self, mask: ArraySpec, index: int) -> Signature:
         """Returns the signature with one more array, whose sizes are the leading ones of array `index`, as a mask's are."""
         like = dims.split_shape(self.shapes[index])[: len(mask.shape)]
@@ -111,17 +128,23 @@ class Signature:
         if not self.symbols():
             yield self
             return
-        for size in TRIAL_SIZES:
-            concrete = self.at(size)
-            if concrete is not None:
-                yield concrete
+        found = list(filter(None, map(self.at, TRIAL_SIZES)))
+        if not found:  # a constraint such as "t >= 2*b", which does not hold where all are equal
+            names = self.symbols()
+            tried = itertools.islice(itertools.product(sorted(TRIAL_SIZES), repeat=len(names)), _COMBINATIONS)
+            found = filter(None, (self.evaluated(dict(zip(names, values, strict=True))) for values in tried))
+        yield from found
 
     def evaluated(self, env: dict[str, int]) -> Signature | None:
         """Returns the signature with these values for its symbols; None where they break a constraint."""
-        if not all(dims.holds(constraint, env) for constraint in self.constraints):
+        sizes = [[dims.evaluate(d, env) for d in row] for row in self.normal_sizes]
+        if any(size < 0 for row in sizes for size in row) or not self._hold(sizes):
             return None
-        shapes = [[str(dims.evaluate(d, env)) for d in dims.split_shape(shape)] for shape in self.shapes]
-        return dataclasses.replace(self, shapes=tuple(map(dims.join_shape, shapes)), constraints=())
+        shapes = tuple(dims.join_shape(list(map(str, row))) for row in sizes)
+        return dataclasses.replace(self, shapes=shapes, constraints=())
+
+    def _hold(self, sizes: Sequence[Sequence[int]]) -> bool:
+        return all(condition for condition, _ in self.conditions(sizes))
 
     def conditions(self, sizes: Sequence[Sequence[Any]]) -> list[tuple[Any, str]]:
         """Returns what must hold for arrays with these sizes: pairs of a condition and the sentence if it does not.
@@ -142,8 +165,13 @@ class Signature:
                     f"Input {index - self.leading} has rank {len(row)} and its shape is declared as {self.shapes[index]}, "
                     f"of rank {len(text)}."
                 )
-        env = dims.solve(texts, sizes)
-        found = []
+        env = self._values(sizes)
+        alone = {text for row in self.normal_sizes for text in row}
+        found = [
+            (env[name] >= 0, f"The symbol '{name}' of {', '.join(self.shapes)} would be negative.")
+            for name in env
+            if name not in alone
+        ]
         for index, (text, row) in enumerate(zip(texts, sizes, strict=True)):
             for axis, (wanted, size) in enumerate(zip(text, row, strict=True)):
                 if wanted in env and env[wanted] is size:
@@ -161,6 +189,26 @@ class Signature:
                 )
             )
         return found
+
+    def _values(self, sizes: Sequence[Sequence[Any]]) -> dict[str, Any]:
+        """Returns the values of all symbols, for arrays of these sizes."""
+        # As they are written first, so that a broken equality is said of the symbols that the user wrote.
+        env = {
+            **dims.solve(self.normal_sizes, sizes),
+            **dims.solve([dims.split_shape(shape) for shape in self.shapes], sizes),
+        }
+        # An equality takes its left side out of the shapes, as in `jax.export`: 'a == 2*b' makes every a 2*b.
+        equal = {
+            left: right
+            for left, comparison, right in map(dims.split_constraint, self.constraints)
+            if comparison == "==" and left.isidentifier() and left not in env
+        }
+        while known := [left for left, right in equal.items() if set(dims.symbols_in(right)) <= env.keys()]:
+            env.update({left: dims.evaluate(equal.pop(left), env) for left in known})
+        for name in self.symbols():
+            if name not in env:
+                raise dims.unsolved(name)
+        return env
 
     def _mismatch(self, index: int, axis: int, wanted: str, size: Any, value: Any) -> str:
         have = f"has size {size}" if isinstance(size, int) else "has another size"
@@ -223,27 +271,42 @@ def make_signature(
     """
     texts = [None if text is None else dims.split_shape(text) for text in (declared or [None] * len(shapes))]
     names = {name for text in texts if text for size in text for name in dims.symbols_in(size)}
-    names.update(name for constraint in constraints for name in dims.symbols_in(constraint))
-    namer = _Namer(names)
+    namer = _Namer(names, {name for constraint in constraints for name in dims.symbols_in(constraint)})
     for shape, text in zip(shapes, texts, strict=True):
         if shape and text and text[0].isidentifier() and text[0] != "_":
             namer.batches.setdefault(shape[0], text[0])
     sizes_of_axis_0 = {shape[0] for shape in shapes if shape}
     named = []
-    for shape, text in zip(shapes, texts, strict=True):
+    for index, (shape, text) in enumerate(zip(shapes, texts, strict=True)):
         known = [
-            namer.batch(size) if axis == 0 and _is_batch(size, sizes_of_axis_0, symbolic_batch) else namer.size(size)
+            namer.batch(size, _is_batch(size, sizes_of_axis_0, symbolic_batch))
+            if axis == 0
+            else namer.size(size, axis, index)
             for axis, size in enumerate(shape)
         ]
         named.append(dims.join_shape(known if text is None else _declared(text, known, shape)))
-    signature = Signature(tuple(named), dtypes, constraints, frozenset(names))
+    signature = Signature(tuple(named), dtypes, constraints, frozenset(names | namer.asked))
     try:
-        signature.structs()
+        symbols = {name for row in signature.normal_sizes for size in row for name in dims.symbols_in(size)}
     except ShapeError:
         raise
     except Exception as error:  # jax.export has no public class for a text that it cannot read
         raise ShapeError(f"`polymorphic_shapes` or `polymorphic_constraints` cannot be used: {error}") from error
+    _check_constraints(signature, symbols)
     return signature
+
+
+def _check_constraints(signature: Signature, symbols: set[str]) -> None:
+    """Raises a ShapeError for a constraint between symbols that no shape has."""
+    equal = {dims.split_constraint(text)[0] for text in signature.constraints if "==" in text}
+    for constraint in signature.constraints:
+        unknown = [name for name in dims.symbols_in(constraint) if name not in symbols | equal]
+        if unknown:
+            raise ShapeError(
+                f"The constraint '{constraint}' of `polymorphic_constraints` names '{unknown[0]}', and the inputs have the "
+                f"shapes {', '.join(signature.shapes)}. Use a name in it that they have, or that `polymorphic_shapes` gives "
+                "them."
+            )
 
 
 def _is_batch(size: Size, sizes: set[Size], symbolic_batch: bool) -> bool:
@@ -278,25 +341,30 @@ def _fresh(taken: set[str], name: str) -> str:
 
 
 class _Namer:
-    """Hands out names that the user has not taken."""
+    """Hands out names that the user has not taken: "batch", "size_1" for axis 1, "size_1_2" for axis 1 of input 2.
 
-    def __init__(self, taken: set[str]):
+    A name that a constraint asks for makes a symbol of a known size too, as a declared shape does.
+    """
+
+    def __init__(self, taken: set[str], asked: set[str]):
         self.taken = set(taken)
+        self.asked = asked - taken
         self.batches: dict[Size, str] = {}
-        self.count = 0
 
-    def batch(self, size: Size) -> str:
-        if size not in self.batches:
-            name = "batch" if not self.batches else f"batch_{len(self.batches)}"
-            self.batches[size] = _fresh(self.taken, name)
-            self.taken.add(self.batches[size])
-        return self.batches[size]
-
-    def size(self, size: Size) -> str:
-        if size is not None:
+    def batch(self, size: Size, is_symbol: bool) -> str:
+        name = self.batches.get(size)
+        if name is None:
+            name = _fresh(self.taken, f"batch_{len(self.batches)}" if self.batches else "batch")
+        if not is_symbol and name not in self.asked:
             return str(size)
-        self.count += 1
-        name = _fresh(self.taken, f"size_{self.count}")
+        self.batches[size] = name
+        self.taken.add(name)
+        return name
+
+    def size(self, size: Size, axis: int, index: int) -> str:
+        name = _fresh(self.taken, f"size_{axis}_{index}" if index else f"size_{axis}")
+        if size is not None and name not in self.asked:
+            return str(size)
         self.taken.add(name)
         return name
 

@@ -2,7 +2,7 @@
 
 A module that `jax.export` wrote holds the mesh of its sharding constraints, and runs on one device or on that many. There is
 no public way to give it another mesh: the fields of `Exported` that say so are private, and so is the writer of modules
-that hold the `sdy` dialect. `tests/export/test_load_jax.py` fails when the names below move.
+that hold the `sdy` dialect. `tests/export/test_private_apis.py` fails when the names below move.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What reading a SavedModel without loading it needs and has no public name (tried with TensorFlow 2.18 and 2.21).
 
 `tf.saved_model.load` runs whatever custom ops there are and keeps no attributes; the protocol buffers of the files have no
-public module. `tests/export/test_read_sharding.py` fails when the names below move.
+public module. `tests/export/test_private_apis.py` fails when the names below move.
 """
 
 from __future__ import annotations

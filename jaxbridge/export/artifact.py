@@ -91,7 +91,7 @@ def write_artifacts(endpoint: Endpoint, directory: Path, platforms: Sequence[str
     try:
         made = [make(function, endpoint, platforms) for function in _functions(endpoint)]
     except ExportError as error:
-        warnings.warn(f"{error}\nThe SavedModel is complete, but `jaxbridge.load_jax` cannot load it.", stacklevel=3)
+        warnings.warn(f"{error}\nThe SavedModel is complete, but `jaxbridge.load_jax` cannot load it.", stacklevel=4)
         return ()
     artifact_files.write(made, directory)
     return tuple(artifact.layer for artifact in made)

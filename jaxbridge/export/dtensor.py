@@ -10,10 +10,12 @@ from jax.sharding import PartitionSpec as P
 
 from jaxbridge._optional import require
 from jaxbridge.core import specs
+from jaxbridge.core.arguments import checked
 from jaxbridge.errors import ShardingError
 from jaxbridge.export.sharding import check_same_axes, read_sharding
 
 
+@checked()
 def dtensor_variables(path: str | os.PathLike[str], mesh: Any) -> dict[str, Any]:
     """Returns the variables of a SavedModel as `tf.experimental.dtensor.DVariable`s with layouts, for storage.
 

@@ -11,13 +11,16 @@ import keras
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
+from jaxbridge import adapters
 from jaxbridge.core import records
 from jaxbridge.core.shapes import Signature, make_signature
 from jaxbridge.core.specs import axes_of
 from jaxbridge.core.tree_paths import clean_path, leaf_paths, plain_containers
 from jaxbridge.distribution.layouts import is_replicated, layout_parts
 from jaxbridge.distribution.native import layout_of
-from jaxbridge.errors import ExportError, ShapeError
+from jaxbridge.errors import ExportError, JaxBridgeError, ShapeError, SignatureError
+from jaxbridge.export._keras_private import input_was_made_up
+from jaxbridge.layers.base import BridgeLayer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +99,8 @@ def parts_of(model: keras.Model) -> list[Any]:
 
 def host_array(value: Any) -> np.ndarray:
     """Returns a tensor or variable of the Keras backend as a numpy array."""
+    if tuple(value.shape) == ():  # numpy cannot read a scalar bfloat16 of TensorFlow (2.21), a vector it can
+        return np.asarray(keras.ops.convert_to_numpy(keras.ops.reshape(value, (1,)))).reshape(())
     return np.asarray(keras.ops.convert_to_numpy(value))
 
 
@@ -112,11 +117,18 @@ def make_endpoint(
         ExportError: the model is not built, or nothing says what its inputs are.
         ShapeError: the declared shapes do not fit the inputs.
     """
+    if not isinstance(model, keras.Model):
+        raise SignatureError(_no_model(model))
     if not model.built:
         raise ExportError(f"Model '{model.name}' is not built: call it once, or give its inputs with `keras.Input`.")
     _check_call(model)
-    inputs = _inputs_of(model) if inputs is None else inputs
+    if inputs is None:
+        inputs = _inputs_of(model)
+    else:
+        _check_inputs(inputs, model)
     flat = keras.tree.flatten(inputs)
+    if polymorphic_shapes is None and not polymorphic_constraints:
+        polymorphic_shapes, polymorphic_constraints = _declared_by_layers(model, flat)
     texts = None if polymorphic_shapes is None else tuple(keras.tree.flatten(polymorphic_shapes))
     if texts is not None and len(texts) != len(flat):
         raise ShapeError(f"`polymorphic_shapes` has {len(texts)} entries and the model has {len(flat)} inputs.")
@@ -130,6 +142,57 @@ def make_endpoint(
         symbolic_batch=not all(isinstance(leaf, keras.KerasTensor) for leaf in flat),
     )
     return Endpoint(model, training, _numbered(inputs), _input_names(inputs, flat), dtypes, signature)
+
+
+def _no_model(given: Any) -> str:
+    """Returns what to write for something that is no model."""
+    text = f"`model` must be a Keras model; got {given!r:.200} of type {type(given).__name__}."
+    if isinstance(given, keras.layers.Layer):
+        inside = "the_layer"
+    elif (library := _library_of(given)) is not None:
+        inside = f"jaxbridge.{'FlaxLayer' if library.startswith('flax.') else 'ModuleLayer'}(the_module)"
+    elif callable(given):
+        inside = "jaxbridge.JaxLayer(the_function)"
+    else:
+        return text
+    return f"{text} Make one: `keras.Sequential([keras.Input((28, 28, 1)), {inside}])`."
+
+
+def _library_of(given: Any) -> str | None:
+    """Returns the library that something is a module of, None for functions and all else."""
+    if inspect.isroutine(given):
+        return None
+    try:
+        library = adapters.find_adapter(given).library
+    except JaxBridgeError:
+        return None
+    return library if library != "builtins" else None
+
+
+def _check_inputs(inputs: Any, model: keras.Model) -> None:
+    for leaf in keras.tree.flatten(inputs):
+        if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+            raise SignatureError(
+                f"`inputs` must be `keras.KerasTensor`s or arrays in the structure of the model's inputs; got {leaf!r:.200} "
+                f"of type {type(leaf).__name__}. Write `keras.KerasTensor((None, 28, 28, 1), 'float32')`."
+            )
+    declared, given = getattr(model, "inputs", None), keras.tree.flatten(inputs)
+    if declared and len(declared) != len(given):
+        raise SignatureError(f"`inputs` has {len(given)} tensors, and model '{model.name}' has {len(declared)} inputs.")
+
+
+def _declared_by_layers(model: keras.Model, inputs: Sequence[Any]) -> tuple[str | None, tuple[str, ...]]:
+    """Returns shape and constraints that the layers which take a model's only input declare of it; none where they differ."""
+    declared = set()
+    for part in parts_of(model) if len(inputs) == 1 else ():
+        if isinstance(part, BridgeLayer) and isinstance(part._runtime.polymorphic_shapes, str):
+            try:
+                takes_it = part.input is getattr(model, "inputs", [None])[0]
+            except (AttributeError, ValueError):  # it was never called in a graph of Keras, or several times
+                continue
+            if takes_it:
+                declared.add((part._runtime.polymorphic_shapes, part._runtime.constraints))
+    return declared.pop() if len(declared) == 1 else (None, ())
 
 
 def _check_call(model: keras.Model) -> None:
@@ -153,8 +216,8 @@ def _dtype_name(leaf: Any) -> str:
 def _inputs_of(model: keras.Model) -> Any:
     if isinstance(model, keras.Sequential) and getattr(model, "inputs", None):
         (tensor,) = model.inputs  # `model.input` is there only once it has been called
-        # Without an `Input` Keras makes one of the first call's shape, whose batch size is promised to nobody.
-        return keras.KerasTensor((None, *tensor.shape[1:]), tensor.dtype) if _has_automatic_name(tensor) else tensor
+        # Of an `Input` that Keras made of the first call's shape the batch size is promised to nobody.
+        return keras.KerasTensor((None, *tensor.shape[1:]), tensor.dtype) if input_was_made_up(model) else tensor
     try:
         return model.input
     except (AttributeError, ValueError):  # a subclassed model has none

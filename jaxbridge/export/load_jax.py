@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxbridge._optional import require
 from jaxbridge.core import specs
+from jaxbridge.core.arguments import checked
 from jaxbridge.core.partition import Sharding
 from jaxbridge.errors import ExportError, ShardingError
 from jaxbridge.export import artifact_files
@@ -80,6 +81,7 @@ class LoadedModel:
         return outputs, new_state
 
 
+@checked()
 def load_jax(
     path: str | os.PathLike[str], mesh: Mesh | Mapping[str, int] | None = None, *, layer: str | None = None
 ) -> LoadedModel:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
 import shutil
-import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +17,14 @@ import keras
 from jaxbridge import backends
 from jaxbridge._optional import require
 from jaxbridge.backends.base import Lowering
+from jaxbridge.core.arguments import checked
+from jaxbridge.core.helpful_sizes import declaration
 from jaxbridge.core.partition import Sharding
 from jaxbridge.errors import ExportError, JaxBridgeError, ShapeError
 from jaxbridge.export.artifact import write_artifacts
 from jaxbridge.export.endpoint import Endpoint, host_array, make_endpoint, parts_of
+from jaxbridge.export.folders import check_directory, put, workshop, writing_to
+from jaxbridge.export.given_inputs import VERIFICATION_INPUTS, read_cases
 from jaxbridge.export.sharding import as_sharding, read_records
 from jaxbridge.export.verify import Verification, compare_served, runs_on_made_up_inputs
 
@@ -67,12 +69,15 @@ class ExportReport:
     verification: Verification | None
 
 
+@checked(verification_inputs=VERIFICATION_INPUTS)
 def export_saved_model(
     model: keras.Model,
     path: str | os.PathLike[str],
     *,
     platforms: Sequence[str] | None = None,
     target: str | None = None,
+    nan: str = "keep",
+    source_info: bool = False,
     training: bool = False,
     gradient_order: int = 1,
     inputs: Any = None,
@@ -90,12 +95,18 @@ def export_saved_model(
 
     Args:
         model: the model, built.
-        path: the directory to write. An existing SavedModel there is replaced.
+        path: the directory to write. An existing SavedModel there is replaced; files in it that neither TensorFlow nor an
+            export wrote (`assets.extra/tf_serving_warmup_requests`, a README) stay.
         platforms: platforms to run on, out of "cpu", "cuda", "rocm" and "tpu"; None for the one TensorFlow sees, plus
             "cpu". The devices need not be there; without the one that TensorFlow sees here, pass `verify=False`.
         target: what to write for: "tensorflow==2.18" (that release and all newer ones serve it), a StableHLO version such
             as "1.9.0", or None for the installed TensorFlow. The comparison runs in the installed TensorFlow all the same,
             which reads what older ones read.
+        nan: "keep": maxima and minima of floats in JAX code are NaN where an operand is, as they are in JAX. "fast": as
+            TensorFlow's compiler has them, which on CPU may drop the NaN. TensorFlow Lite converts nothing else. Whatever the
+            layers were made with.
+        source_info: whether the file holds the files and lines of the JAX code, which are absolute paths of this machine,
+            beside the names of scopes and modules, which profiles show.
         training: whether the endpoint calls the model in training mode.
         gradient_order: up to which order the served model can be differentiated. Each order above 1 adds a module of about
             the size of the backward pass; those in which an order cannot be traced are an error.
@@ -104,8 +115,8 @@ def export_saved_model(
         polymorphic_shapes: what is known of unknown sizes: a shape text such as "(b, 4*k)" per input, in their structure.
         polymorphic_constraints: constraints between the names, such as ("k >= 2",).
         verify: whether to load and compare before anything appears at `path`.
-        verification_inputs: inputs to compare on, each in the structure of the model's inputs; None for made-up ones at
-            two batch sizes.
+        verification_inputs: inputs to compare on, an entry per call, each in the structure of the model's inputs or a
+            mapping of their names; None for made-up ones at two batch sizes.
 
     Returns:
         A report of what was written. The SavedModel has the signature "serving_default" with the inputs' and outputs'
@@ -113,11 +124,13 @@ def export_saved_model(
         for an input ("self", a second one that differs in case alone) gets a number: see `inputs` of the report.
 
     Raises:
+        SignatureError: an argument is not what it must be, such as a `model` that is none or a platform that there is not.
         ConversionError: the target is unknown, or an op needs a newer StableHLO than it reads.
         ExportError: the model is not built or is called with several arguments, none of the platforms is this machine's
             (where it is to be verified), `path` holds something else or cannot be written, or what was written cannot be
             served or gives other results. Nothing is left at `path` then.
-        ShapeError: the model cannot be traced with its unknown sizes.
+        ShapeError: the model runs, but cannot be traced with its unknown sizes. If it does not run either, the error is its
+            own.
         MissingDependencyError: TensorFlow is not installed.
 
     Example:
@@ -126,24 +139,27 @@ def export_saved_model(
         served.signatures["serving_default"](images=images)["logits"]
     """
     require("tensorflow", "Exporting a SavedModel")
+    import tensorflow as tf
+
     from jaxbridge.jax2tf import targets
 
+    cases = read_cases(verification_inputs)
     directory = Path(path).resolve()  # a symbolic link stays one
-    _check_directory(directory)
-    if isinstance(gradient_order, bool) or not isinstance(gradient_order, int) or gradient_order < 1:
-        raise ExportError(f"`gradient_order` must be an integer of at least 1, got {gradient_order!r}.")
+    check_directory(directory)
     endpoint = make_endpoint(model, training, inputs, polymorphic_shapes, polymorphic_constraints)
-    lowering = Lowering(_checked_platforms(platforms, verify), target)
+    lowering = Lowering(_checked_platforms(platforms, verify), target, nan, bool(source_info))
     written_for = targets.resolve(target)
-    with _workshop(directory) as folder:
+    with workshop(directory) as folder:
         written = folder / "model"
-        outputs, has_gradients = _write(endpoint, written, lowering, gradient_order)
-        _describe(written, written_for, lowering)
-        said = read_records(written)
-        jax_functions = write_artifacts(endpoint, written, lowering.platforms or ()) if said else ()
-        verification = compare_served(endpoint, written, _SIGNATURE, verification_inputs) if verify else None
+        with writing_to(directory, tf.errors.OpError):
+            outputs, has_gradients = _write(endpoint, written, lowering, gradient_order)
+            _describe(written, written_for, lowering)
+            said = read_records(written)
+            jax_functions = write_artifacts(endpoint, written, lowering.platforms or ()) if said else ()
+        verification = compare_served(endpoint, written, _SIGNATURE, cases, nan == "keep") if verify else None
         graph_bytes = (written / "saved_model.pb").stat().st_size
-        _put(written, directory, folder / "replaced")
+        with writing_to(directory):
+            put(written, directory, folder / "replaced")
     return ExportReport(
         path=Path(path),
         inputs=dict(
@@ -167,14 +183,8 @@ def export_saved_model(
 
 
 def _checked_platforms(platforms: Sequence[str] | None, verify: bool) -> tuple[str, ...]:
-    from jaxbridge.jax2tf.platforms import PLATFORMS
-
     if platforms is None:
         return backends.current().serving_platforms()
-    if isinstance(platforms, str) or not platforms or not set(platforms) <= set(PLATFORMS):
-        raise ExportError(f"`platforms` must be a sequence out of {PLATFORMS}, got {platforms!r}.")
-    if len(set(platforms)) < len(platforms):
-        raise ExportError(f"`platforms` must name each platform once, got {platforms!r}.")
     here = backends.current().serving_platforms()
     if verify and not set(platforms) & set(here):
         raise ExportError(
@@ -197,55 +207,6 @@ def _describe(written: Path, target: Target, lowering: Lowering) -> None:
     (written / "assets.extra" / "jaxbridge.json").write_text(json.dumps(facts, indent=2), encoding="utf-8")
 
 
-# Files: everything is made in a folder beside the target, and put there by renaming.
-
-
-def _check_directory(target: Path) -> None:
-    if target.exists() and (
-        not target.is_dir() or (any(target.iterdir()) and not (target / "saved_model.pb").exists())
-    ):
-        raise ExportError(
-            f"{target} exists and is no SavedModel; it is not replaced. Choose another path or remove it."
-        )
-
-
-@contextlib.contextmanager
-def _workshop(target: Path) -> Iterator[Path]:
-    """Returns a context with an empty folder on the target's file system; nothing of it is left, nor a new parent."""
-    missing = [parent for parent in target.parents if not parent.exists()]
-    folder = None
-    try:
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            folder = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-        except OSError as error:
-            raise ExportError(
-                f"Nothing can be written in {target.parent} ({type(error).__name__}: {error}). Choose a `path` whose "
-                "parent is a folder that you may write in, or can be made one."
-            ) from error
-        yield folder
-    finally:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-        for parent in missing:
-            with contextlib.suppress(OSError):  # not empty: the export succeeded; or never made
-                parent.rmdir()
-
-
-def _put(written: Path, target: Path, replaced: Path) -> None:
-    """Renames what was written to the target. What was there before comes back if that fails."""
-    _check_directory(target)  # again: an export takes a while
-    had_one = target.exists()
-    if had_one:
-        os.rename(target, replaced)
-    try:
-        os.rename(written, target)
-    except OSError:
-        if had_one:
-            os.rename(replaced, target)
-        raise
-
-
 # The graph.
 
 
@@ -259,6 +220,8 @@ def _write(
     except JaxBridgeError:
         raise
     except Exception as error:  # whatever the model raises while it is traced
+        if not endpoint.signature.symbols() or not runs_on_made_up_inputs(endpoint):
+            raise  # its own error, with its own lines
         raise _tracing_error(endpoint, error) from error
     with backends.lowered_for(lowering):  # gradients are traced now
         try:
@@ -270,9 +233,9 @@ def _write(
             warnings.warn(
                 f"Model '{endpoint.model.name}' is exported without gradients; calling it under a tape raises. They "
                 f"cannot be traced for inputs of shapes {', '.join(endpoint.signature.shapes)}: {error.__cause__}\nSay "
-                "what is known of the sizes (`polymorphic_shapes='(b, h, w, 3)'`, `polymorphic_constraints=('h >= 3', "
-                "'w >= 3')`).",
-                stacklevel=3,
+                f"what is known of the sizes: `polymorphic_shapes={declaration(endpoint.signature)}` with sizes such as "
+                "`2*k` in it, and `polymorphic_constraints=` such as ('k >= 3',) between its names.",
+                stacklevel=4,  # the caller, behind what checks the arguments
             )
             shutil.rmtree(directory, ignore_errors=True)
             _save(module, named, directory, gradients=False)
@@ -291,6 +254,7 @@ def _trace(endpoint: Endpoint, lowering: Lowering, gradient_order: int) -> tuple
     """Returns a module with the variables and `serve`, and the function of the signature, both traced."""
     import tensorflow as tf
 
+    from jaxbridge.jax2tf.convert import checked_sizes
     from jaxbridge.jax2tf.saved_gradients import keep_gradients
 
     module = tf.Module()
@@ -306,7 +270,10 @@ def _trace(endpoint: Endpoint, lowering: Lowering, gradient_order: int) -> tuple
     ]
 
     def run_model(*tensors: Any) -> Any:
-        outputs, changed = run([variable.read_value() for variable in variables], list(tensors))
+        # Layers that TensorFlow traces know nothing of what the export declares; where JAX traces all, the messages of the
+        # conversion would count the variables among the inputs.
+        inputs = checked_sizes(endpoint.signature, tensors)
+        outputs, changed = run([variable.read_value() for variable in variables], inputs)
         for index, value in changed.items():
             variables[index].assign(tf.cast(value, variables[index].dtype))
         return outputs
@@ -337,15 +304,13 @@ def _resources(model: keras.Model) -> list[Any]:
     return [part for part in parts_of(model) if isinstance(part, tf.saved_model.experimental.TrackableResource)]
 
 
-def _tracing_error(endpoint: Endpoint, error: Exception) -> JaxBridgeError:
-    """Returns the error for a model that cannot be traced: a ShapeError where its unknown sizes are the cause."""
+def _tracing_error(endpoint: Endpoint, error: Exception) -> ShapeError:
+    """Returns the error for a model that runs, but cannot be traced with its unknown sizes."""
     name, symbols = endpoint.model.name, endpoint.signature.symbols()
-    text = f"{type(error).__name__}: {error}"
-    if not symbols or not runs_on_made_up_inputs(endpoint):
-        return ExportError(f"Model '{name}' cannot be traced: {text}")
     return ShapeError(
         f"Model '{name}' cannot be traced for inputs of shapes {', '.join(endpoint.signature.shapes)}, where "
         f"{', '.join(map(repr, symbols))} {'is' if len(symbols) == 1 else 'are'} unknown, though it runs at known sizes: "
-        f"{text}\nEither give the sizes (`inputs=keras.KerasTensor((8, 28, 28, 1))`), or say what is known of them "
-        "(`polymorphic_shapes='(b, 4*k, 4*k, 1)'`, `polymorphic_constraints=('k >= 2',)`)."
+        f"{type(error).__name__}: {error}\nEither give the sizes (`inputs=keras.KerasTensor(...)` with numbers in the "
+        f"shape), or say what is known of them: `polymorphic_shapes={declaration(endpoint.signature)}` with sizes such as "
+        "`2*k` in it, and `polymorphic_constraints=` such as ('k >= 2',) between its names."
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -12,11 +13,27 @@ from typing import Any
 
 import numpy as np
 
+from jaxbridge.core.arguments import Kind, checked
 from jaxbridge.errors import ExportError
+
+#: What a signal usually means for a process that nobody ended by hand.
+_USUAL = {
+    "SIGKILL": "which usually means that the machine, or the container, was out of memory: see `dmesg`, give it more, or "
+    "export where there is more",
+    "SIGSEGV": "a crash inside TensorFlow",
+    "SIGABRT": "a failed check inside TensorFlow",
+    "SIGILL": "an instruction that this processor does not have: TensorFlow was built for another",
+}
 
 _SCRIPT = Path(__file__).with_name("_serve_script.py")
 
 
+@checked(
+    inputs=Kind(
+        "a sequence of mappings from input names to arrays, one per call, such as [{'x': x}]",
+        lambda value: isinstance(value, Sequence) and all(isinstance(case, Mapping) for case in value),
+    )
+)
 def serve_without_jax(
     path: str | os.PathLike[str],
     inputs: Sequence[Mapping[str, Any]],
@@ -41,6 +58,8 @@ def serve_without_jax(
     Example:
         served = serve_without_jax("served", [{"images": images}])[0]["logits"]
     """
+    if not (Path(path) / "saved_model.pb").exists():
+        raise ExportError(f"{path} is no SavedModel: it has no file saved_model.pb.")
     with tempfile.TemporaryDirectory() as folder:
         given, returned = Path(folder, "inputs.npz"), Path(folder, "outputs.npz")
         arrays = {f"{call}/{name}": np.asarray(v) for call, case in enumerate(inputs) for name, v in case.items()}
@@ -52,8 +71,11 @@ def serve_without_jax(
         except subprocess.TimeoutExpired as error:
             raise ExportError(f"Serving {path} did not end within {timeout:.0f} seconds.") from error
         if result.returncode != 0:
+            mistake = Path(f"{returned}.mistake")
+            if mistake.exists():
+                raise ExportError(f"{path} cannot be served as asked: {mistake.read_text(encoding='utf-8')}")
             raise ExportError(
-                f"{path} cannot be served without JAX (exit code {result.returncode}):\n{result.stderr.strip()[-3000:]}"
+                f"{path} cannot be served without JAX: {_reason(result.returncode, result.stderr.strip())}"
             )
         with np.load(returned) as outputs:
             served: list[dict[str, np.ndarray]] = [{} for _ in inputs]
@@ -61,6 +83,16 @@ def serve_without_jax(
                 call, name = key.split("/", 1)
                 served[int(call)][name] = outputs[key]
     return served
+
+
+def _reason(code: int, printed: str) -> str:
+    """Returns why the process ended: what it printed, and the signal that ended it."""
+    text = printed[-3000:]
+    if code >= 0:
+        return f"exit code {code}.\n{text}"
+    name = signal.Signals(-code).name if -code in {*signal.Signals} else f"signal {-code}"
+    usual = _USUAL.get(name, "")
+    return f"its process was ended by {name}{usual and f', {usual}'}.{text and f' It printed:{chr(10)}{text}'}"
 
 
 def _storable(array: np.ndarray) -> np.ndarray:

@@ -8,11 +8,13 @@ from pathlib import Path
 
 from jaxbridge._optional import require
 from jaxbridge.core import records
+from jaxbridge.core.arguments import checked
 from jaxbridge.core.partition import Sharding
 from jaxbridge.core.records import Record
 from jaxbridge.errors import ShardingError
 
 
+@checked()
 def read_sharding(path: str | os.PathLike[str]) -> Sharding:
     """Returns how the bridge layers of a SavedModel want their arrays to be split.
 

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from jaxbridge.core import dims, records
 from jaxbridge.core._jax_private import trace_context
+from jaxbridge.core.arguments import checked
 from jaxbridge.core.canonical import canonical_key
 from jaxbridge.core.helpful_sizes import advice
 from jaxbridge.core.programs import MADE_KEPT, PROGRAMS, Program
@@ -26,10 +27,11 @@ from jaxbridge.jax2tf import targets
 from jaxbridge.jax2tf.call_module import jax_dtype, tf_dtype
 from jaxbridge.jax2tf.gradients import Differentiable, Run, run_here
 from jaxbridge.jax2tf.lowering import LoweringOptions
-from jaxbridge.jax2tf.platforms import PLATFORMS
+from jaxbridge.jax2tf.settled import warn_of_settled
 from jaxbridge.jax2tf.statistics import count
 
 
+@checked()
 def convert(
     fun_jax: Callable[..., Any],
     *,
@@ -39,6 +41,10 @@ def convert(
     native_serialization_platforms: Sequence[str] | None = None,
     native_serialization_disabled_checks: Sequence[Any] = (),
     stablehlo_version: str | None = None,
+    nan: str = "keep",
+    source_info: bool = False,
+    native_serialization: bool | None = None,
+    enable_xla: bool | None = None,
 ) -> Callable[..., Any]:
     """Makes a TensorFlow function of a JAX function.
 
@@ -63,6 +69,13 @@ def convert(
         stablehlo_version: StableHLO version to write, such as "1.13.0", or a TensorFlow release to write for, such as
             "tensorflow==2.18"; None for what the installed TensorFlow reads. What the installed TensorFlow and JAX do not
             know is not written either.
+        nan: "keep": a maximum or minimum of floats is NaN where an operand is, as in JAX and numpy, elementwise, in
+            reductions, pooling, scatter and their gradients. "fast": as TensorFlow's compiler has them, which on CPU may
+            drop the NaN; TensorFlow Lite converts nothing else.
+        source_info: whether the module holds files and lines of the function's code, absolute paths, beside the names of its
+            scopes and modules, which profiles show.
+        native_serialization: taken for the sake of jax2tf, with a warning: True is always so, and False changes nothing.
+        enable_xla: taken like it.
 
     Returns:
         A function that takes and returns pytrees of tensors in place of arrays. Floats and integers of 64 bits are
@@ -73,7 +86,8 @@ def convert(
     only, the gradient runs the forward pass again.
 
     Raises:
-        ConversionError: a platform or target is unknown, an argument or output is no tensor, the installed versions do
+        SignatureError: an argument is not what it must be, such as a platform that there is not.
+        ConversionError: a target is unknown, at a call an argument or output is no tensor, the installed versions do
             not fit, or an op needs a newer StableHLO than the target reads.
         UnsupportedOperationError: at a call, the function holds what TensorFlow cannot run: a callback, a custom call
             without a portable rule (`jnp.linalg.eig`), a `shard_map` over several devices.
@@ -88,13 +102,14 @@ def convert(
         >>> f(tf.zeros((3, 2))).shape
         TensorShape([3, 2])
     """
-    if not callable(fun_jax):
-        raise TypeError(f"`fun_jax` must be a function, got {fun_jax!r}.")
     options = LoweringOptions(
-        _checked_platforms(native_serialization_platforms),
+        tuple(native_serialization_platforms or ()) or None,
         tuple(native_serialization_disabled_checks),
         stablehlo_version,
+        nan,
+        bool(source_info),
     )
+    warn_of_settled({"native_serialization": native_serialization, "enable_xla": enable_xla})
     targets.resolve(stablehlo_version)  # now, so that a mistake is known before a call
     conversions = _Conversions(fun_jax, options)
     constraints = tuple(polymorphic_constraints)
@@ -150,7 +165,7 @@ class Conversion:
     ) -> Any:
         """Runs the function on a list of tensors and returns its outputs, a pytree; see `Differentiable`."""
         message = "This function was converted with `with_gradient=False`: convert it with `with_gradient=True`."
-        tensors = _checked_sizes(self.signature, tensors)
+        tensors = checked_sizes(self.signature, tensors)
         _ = self.function.traced  # by which the records and the structure of the outputs are known
         with records.written(self._records):
             if with_gradient:
@@ -261,19 +276,6 @@ class _Conversions:
                     self._kept.popitem(last=False)
             self._kept.move_to_end(key)
             return self._kept[key][1]
-
-
-def _checked_platforms(platforms: Sequence[str] | None) -> tuple[str, ...] | None:
-    if not platforms:
-        return None
-    unknown = [p for p in platforms if p not in PLATFORMS] if isinstance(platforms, list | tuple) else [platforms]
-    if unknown:
-        raise ConversionError(
-            f"`native_serialization_platforms` must be a sequence out of {PLATFORMS}, got {platforms!r}."
-        )
-    if len(set(platforms)) < len(platforms):
-        raise ConversionError(f"`native_serialization_platforms` must name each platform once, got {platforms!r}.")
-    return tuple(platforms)
 
 
 def _named_like(fun_jax: Callable[..., Any], converted: Callable[..., Any]) -> Callable[..., Any]:
@@ -407,7 +409,7 @@ def _set_known_sizes(outs: Sequence[Any], structs: Sequence[Any], signature: Sig
         out.set_shape([dims.evaluate(t, known) if d else None for t, d in zip(texts, decided, strict=True)])
 
 
-def _checked_sizes(signature: Signature, tensors: Sequence[Any]) -> list[Any]:
+def checked_sizes(signature: Signature, tensors: Sequence[Any]) -> list[Any]:
     """Returns the tensors once their sizes agree with the signature: checked now, or by assertions in a graph."""
     if not signature.symbols():
         return list(tensors)

@@ -25,7 +25,7 @@ import jax.export
 import tensorflow as tf
 from jax.interpreters import ad
 
-from jaxbridge.core.jaxprs import equations, inner_jaxprs, refuse_too_large
+from jaxbridge.core.jaxprs import check_lengths, equations, inner_jaxprs, refuse_too_large
 from jaxbridge.core.made_once import made_once
 from jaxbridge.errors import DifferentiationError
 from jaxbridge.jax2tf import _tf_private
@@ -80,6 +80,7 @@ class Differentiable:
     def traced(self) -> jax.stages.Traced:
         traced = self.jitted.trace(*self.structs)
         refuse_too_large(traced.jaxpr)
+        check_lengths(traced.jaxpr)
         check_effects(traced.jaxpr)
         return traced
 

@@ -76,10 +76,6 @@ def resolve(text: str | None) -> Target:
     Raises:
         ConversionError: the text is neither, the release was not measured, or the installed JAX cannot write for it.
     """
-    if not (text is None or isinstance(text, str)):
-        raise ConversionError(
-            f"A target is a text such as 'tensorflow==2.18' or '1.13.0' (a StableHLO version), got {text!r}."
-        )
     here = installed()
     asked = here if text is None else _asked(text)
     newest, oldest = _jax_private.written_version(), _jax_private.oldest_version()

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from jaxbridge import backends
+from jaxbridge.backends.base import Lowering
 from jaxbridge.core import prng
 from jaxbridge.core.constraints import NOWHERE, Placement, without_annotations
 from jaxbridge.core.partition import Sharding
@@ -18,9 +19,11 @@ from jaxbridge.core.pure_model import CallInputs, PureModel, WithLosses
 from jaxbridge.core.records import Record, recorded
 from jaxbridge.distribution.abstract import values_are_wanted
 from jaxbridge.distribution.layouts import mesh_of
+from jaxbridge.errors import SignatureError
 from jaxbridge.layers import saving, weights_file
 from jaxbridge.layers.config import check_shapes, pack_inputs, unpack_inputs
 from jaxbridge.layers.initialization import Initialization
+from jaxbridge.layers.keras_arguments import checked_layer
 from jaxbridge.layers.partitioning import Partitioning
 from jaxbridge.layers.path_rules import PathRules, RuleMethods
 from jaxbridge.layers.runtime import Runtime, SeenInputs
@@ -46,11 +49,15 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         rng_impl: the implementation of the keys: "threefry2x32" (None), "rbg" or "unsafe_rbg".
         native_serialization_platforms: platforms the function is lowered for on the TensorFlow backend, out of "cpu",
             "cuda", "rocm" and "tpu"; None for the one in use, plus "cpu".
+        nan: "keep": maxima and minima of floats are NaN where an operand is, as in JAX and numpy. "fast": on the TensorFlow
+            backend they are as its compiler has them, which on CPU may drop the NaN. Without effect on the JAX backend;
+            exports have a `nan` of their own.
         sharding: how arrays are split over a mesh: a `jaxbridge.Sharding`; None for what the module itself says of its
             variables, on the mesh of the Keras distribution in effect; "ignore" for not at all.
         **kwargs: of `keras.layers.Layer`.
     """
 
+    @checked_layer
     def __init__(
         self,
         model: PureModel,
@@ -63,6 +70,7 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         seed: int | None = None,
         rng_impl: str | None = None,
         native_serialization_platforms: Sequence[str] | None = None,
+        nan: str = "keep",
         sharding: Sharding | Mapping[str, Any] | str | None = None,
         **kwargs: Any,
     ):
@@ -88,7 +96,10 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
             backend,
             polymorphic_shapes,
             polymorphic_constraints,
-            native_serialization_platforms,
+            Lowering(
+                None if native_serialization_platforms is None else tuple(native_serialization_platforms),
+                nan=nan,
+            ),
             Partitioning(sharding),
             first_seed,
         )
@@ -154,6 +165,9 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         check_inputs(args, kwargs)
+        if keras.config.floatx() == "bfloat16":
+            args = tuple(keras.tree.map_structure(_kept_exact, value) for value in args)
+            kwargs = {name: keras.tree.map_structure(_kept_exact, value) for name, value in kwargs.items()}
         if not self.built:
             # Keras tells `build` the shapes only; initialisation must see the dtypes (token ids are integers) too.
             self._runtime.seen = self._see(*args, **kwargs)
@@ -369,6 +383,11 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         """Returns the training flag as a bool; as a boolean tensor where only the running graph knows it."""
         if training is None or isinstance(training, bool | int | np.bool_):
             return bool(training)
+        if not hasattr(training, "dtype") or tuple(training.shape):
+            raise SignatureError(
+                f"`training` must be True, False, None or a tensor of one such value; got {training!r:.200} of type "
+                f"{type(training).__name__}."
+            )
         static = self._runtime.backend.static_flag(training)
         return keras.ops.cast(training, "bool") if static is None else static
 
@@ -423,6 +442,7 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the layer, for saving."""
         runtime = self._runtime
+        lowering = runtime.lowering
         return {
             **super().get_config(),
             **self._packed_functions({"compute_output_shape_fn": self._shape_hook.fn}),
@@ -431,7 +451,8 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
             "seed": self.seed,
             **({} if self.rng_impl is None else {"rng_impl": self.rng_impl}),
             **({} if self.sharding is None else {"sharding": runtime.partitioning.get_config()}),
-            "native_serialization_platforms": None if runtime.platforms is None else list(runtime.platforms),
+            "native_serialization_platforms": None if lowering.platforms is None else list(lowering.platforms),
+            **({} if lowering.nan == "keep" else {"nan": lowering.nan}),
             "path_rules": self._rules.get_config(),
             **({"supports_masking": True} if self._supports_masking else {}),
         }
@@ -473,6 +494,13 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
             f"Layer '{self.name}' wraps a JAX function, which Keras cannot quantize. Quantize inside the function, or leave "
             "the layer out (`model.quantize(mode, filters=...)`)."
         )
+
+
+def _kept_exact(value: Any) -> Any:
+    """Returns an array of integers or bools as a tensor: under floatx "bfloat16" Keras on JAX makes floats of it (3.15)."""
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "iub":
+        return value
+    return keras.ops.convert_to_tensor(value, dtype=jax.dtypes.canonicalize_dtype(value.dtype).name)
 
 
 def _has_fixed_batch(seen: SeenInputs) -> bool:

@@ -154,13 +154,17 @@ class Initialization:
                 failures.append(error)
             else:
                 return sizes, (found[0].with_arrays(params), found[1].with_arrays(state))
-        if len(failures) == 1:
-            raise failures[0]
-        raise ShapeError(
-            f"Initialisation failed for inputs of shapes {', '.join(signature.shapes)} at every size that was tried for "
-            f"the unknown ones. The first error: {type(failures[0]).__name__}: {failures[0]}\nCall the layer once on real "
-            "data, or give the sizes with `keras.Input` or `polymorphic_shapes`."
-        ) from failures[0]
+        if not failures:
+            raise ShapeError(
+                f"No sizes were found for inputs of shapes {', '.join(signature.shapes)} that fulfil the constraints "
+                f"{', '.join(signature.constraints)}. Give the sizes with `keras.Input`."
+            )
+        if len(failures) > 1:
+            failures[0].add_note(
+                f"So, or likewise, for every size that was tried for the unknown ones of {', '.join(signature.shapes)}. If the "
+                "function needs certain sizes, call the layer once on real data, or give them with `keras.Input`."
+            )
+        raise failures[0]
 
     def _missing_inputs(self, error: Exception) -> SignatureError:
         given = self._structure.rebuild(range(sum(self._structure.is_array))).args

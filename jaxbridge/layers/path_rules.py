@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 import keras
 
+from jaxbridge.core.arguments import checked
 from jaxbridge.errors import StructureError
+from jaxbridge.layers.keras_arguments import CONSTRAINT, REGULARIZER
 
 
 class Rule(NamedTuple):
@@ -69,6 +71,7 @@ class RuleMethods:
     _rules: PathRules
     _runtime: Any
 
+    @checked()
     def freeze(self, pattern: str = "*") -> None:
         """Makes the variables whose path matches non-trainable; kept in the config.
 
@@ -80,14 +83,17 @@ class RuleMethods:
         """
         self._set_rule(Rule("trainable", pattern, False))
 
+    @checked()
     def unfreeze(self, pattern: str = "*") -> None:
         """Makes the variables whose path matches trainable again; see `freeze`."""
         self._set_rule(Rule("trainable", pattern, True))
 
+    @checked(regularizer=REGULARIZER)
     def regularize(self, pattern: str, regularizer: Any) -> None:
         """Adds a Keras regularizer's loss for the variables whose path matches; see `freeze`."""
         self._set_rule(Rule("regularizer", pattern, keras.regularizers.get(regularizer)))
 
+    @checked(constraint=CONSTRAINT)
     def constrain(self, pattern: str, constraint: Any) -> None:
         """Applies a Keras constraint after every update of the variables whose path matches; see `freeze`."""
         self._set_rule(Rule("constraint", pattern, keras.constraints.get(constraint)))

@@ -11,7 +11,7 @@ import keras
 from jaxbridge.core.functions import single_input
 from jaxbridge.core.shapes import ArraySpec
 from jaxbridge.core.tree_paths import leaf_paths
-from jaxbridge.errors import SignatureError, StructureError
+from jaxbridge.errors import StructureError
 from jaxbridge.layers.calling import InputStructure
 from jaxbridge.layers.structures import known_to_keras
 
@@ -25,8 +25,6 @@ class OutputShapeHook:
     """
 
     def __init__(self, fn: Callable[..., Any] | None):
-        if fn is not None and not callable(fn):
-            raise SignatureError(f"`compute_output_shape_fn` must be a function of the input shape, got {fn!r}.")
         self.fn = fn
         self._checked: set[Any] = set()
 

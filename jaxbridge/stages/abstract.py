@@ -12,10 +12,17 @@ import keras
 import numpy as np
 
 from jaxbridge import adapters
+from jaxbridge.core.arguments import Kind
 from jaxbridge.core.shapes import make_signature
 from jaxbridge.distribution.abstract import abstract_variables
 from jaxbridge.errors import JaxBridgeError, LoweringError
 from jaxbridge.layers.base import BridgeLayer
+
+#: What `lower` and `summary` take.
+LAYER = Kind(
+    "a Keras layer or model, or a function without arguments that makes one",
+    lambda value: isinstance(value, keras.layers.Layer) or callable(value) or _is_module(value),
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,15 +8,16 @@ from typing import Any
 import jax
 
 from jaxbridge import backends
-from jaxbridge.core.platforms import PLATFORMS
+from jaxbridge.core.arguments import checked
 from jaxbridge.core.tree_paths import clean_path, describe_leaf
 from jaxbridge.errors import JaxBridgeError, LoweringError, ShapeError
 from jaxbridge.layers.base import BridgeLayer
-from jaxbridge.stages.abstract import Target, declared_inputs, find_target
+from jaxbridge.stages.abstract import LAYER, Target, declared_inputs, find_target
 from jaxbridge.stages.programs import Program, bridge_program, keras_program
 from jaxbridge.stages.records import Compiled, Lowered, compiled_record, cost_dict
 
 
+@checked(layer_or_model=LAYER)
 def lower(
     layer_or_model: Any,
     inputs: Any = None,
@@ -29,9 +30,8 @@ def lower(
     """Lowers the call of a layer or model to the compiler's language, without running anything.
 
     No weight needs a value: of a layer that is not built, or is made by a function, only shapes are found. What is
-    lowered is the JAX function of the call. On Keras' TensorFlow backend, which runs native layers without JAX, a model of
-    such layers is made anew from its config in a process with Keras on JAX and lowered there; a bridge layer is lowered
-    in this process on both.
+    lowered is the JAX function of the call. A bridge layer has one on both Keras backends, another layer or a model on Keras'
+    JAX backend.
 
     Args:
         layer_or_model: any Keras layer or model, built or not, which is left as it is; or a function without arguments
@@ -52,8 +52,8 @@ def lower(
         none. XLA counts the body of a loop (`jax.lax.scan`) once, and nothing for calls of libraries (`jnp.linalg`).
 
     Raises:
-        LoweringError: there is nothing to lower, nothing says what the inputs are, a platform is unknown, or a model cannot
-            be made anew.
+        LoweringError: there is nothing to lower, nothing says what the inputs are, a platform is unknown, or the layer is no
+            bridge layer on Keras' TensorFlow backend.
         ShapeError: it cannot be traced with its unknown sizes, or a size breaks a shape that the layer declares.
 
     Example:
@@ -67,30 +67,23 @@ def lower(
         >>> lowered.compile().memory_analysis().argument_size_in_bytes  # 4 * (32 * 8 + 8 * 16)
         1536
     """
-    platforms = check_platforms(platforms)
+    platforms = None if platforms is None else tuple(platforms)
     target = find_target(layer_or_model, declared_inputs(batch_size) if inputs is None else inputs)
-    if not isinstance(target.layer, BridgeLayer) and not backends.current().traces_with_jax:
-        from jaxbridge.stages import elsewhere
-
-        return elsewhere.lower(layer_or_model, target, training, platforms, gradient)
     return lower_program(program_of(target, training), platforms, gradient)
 
 
 def program_of(target: Target, training: bool) -> Program:
-    """Returns the call of a target, which JAX traces."""
-    make = bridge_program if isinstance(target.layer, BridgeLayer) else keras_program
-    return make(target.layer, target.inputs, bool(training), target.has_values)  # pyright: ignore[reportArgumentType]
-
-
-def check_platforms(platforms: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Returns the platforms as a tuple; a LoweringError names those that there are."""
-    if platforms is None:
-        return None
-    if isinstance(platforms, str) or not platforms or not set(platforms) <= set(PLATFORMS):
-        raise LoweringError(f"`platforms` must be a sequence out of {PLATFORMS}, got {platforms!r}.")
-    if len(set(platforms)) < len(platforms):
-        raise LoweringError(f"`platforms` must name each platform once, got {platforms!r}.")
-    return tuple(platforms)
+    """Returns the call of a target, which JAX traces; a LoweringError says where it cannot."""
+    layer, rest = target.layer, (target.inputs, bool(training), target.has_values)
+    if isinstance(layer, BridgeLayer):
+        return bridge_program(layer, *rest)
+    if not backends.current().traces_with_jax:
+        raise LoweringError(
+            f"Keras' {backends.name()} backend runs '{layer.name}', a {type(layer).__name__}, without JAX, so there is no JAX "
+            "function of it to lower. Set the environment variable KERAS_BACKEND=jax before Keras is imported (the command "
+            "`jaxbridge lower` sets it itself), or lower a layer of jaxbridge by itself."
+        )
+    return keras_program(layer, *rest)
 
 
 def lower_program(program: Program, platforms: tuple[str, ...] | None, gradient: bool) -> Lowered:

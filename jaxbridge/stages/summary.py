@@ -10,13 +10,12 @@ from typing import Any
 import jax
 import keras
 
-from jaxbridge import backends
 from jaxbridge._optional import require
+from jaxbridge.core.arguments import checked
 from jaxbridge.core.text_table import aligned
 from jaxbridge.core.tree_paths import describe_leaf
 from jaxbridge.errors import ShapeError
-from jaxbridge.layers.base import BridgeLayer
-from jaxbridge.stages.abstract import AbstractInputs, Arguments, declared_inputs, find_target
+from jaxbridge.stages.abstract import LAYER, AbstractInputs, Arguments, declared_inputs, find_target
 from jaxbridge.stages.lowering import lower_program, program_of
 from jaxbridge.stages.programs import Program, keras_program
 
@@ -89,12 +88,13 @@ class Summary:
         return table
 
 
+@checked(model=LAYER)
 def summary(model: Any, inputs: Any = None, training: bool = False, *, batch_size: int = 1) -> Summary:
     """Returns FLOPs, bytes, parameters and peak memory of every layer of a Keras model, without running it.
 
     Native Keras layers, modules and plain functions are counted alike, by the compiler: each layer is lowered and compiled
-    for the shapes that the model calls it with. No weight needs a value. On Keras' TensorFlow backend this happens in a
-    process with Keras on JAX, see `lower`.
+    for the shapes that the model calls it with. No weight needs a value. On Keras' TensorFlow backend only bridge layers can
+    be counted, see `lower`.
 
     Args:
         model: a Keras model or layer, built or not, which is left as it is; or a function without arguments that makes one.
@@ -106,16 +106,17 @@ def summary(model: Any, inputs: Any = None, training: bool = False, *, batch_siz
         The rows and the total, which print as a table.
 
     Raises:
-        LoweringError: there is nothing to count, or nothing says what the inputs are.
+        LoweringError: there is nothing to count, nothing says what the inputs are, or the model is no bridge layer on Keras'
+            TensorFlow backend.
         ShapeError: a size of the inputs is unknown.
 
     Example:
-        >>> import keras
+        >>> import jax.numpy as jnp, keras
         >>> import jaxbridge
-        >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16, name="wide"), keras.layers.Dense(4)])
-        >>> cost = jaxbridge.summary(model, batch_size=32)
-        >>> cost.rows[0].layer, cost.rows[0].parameters, cost.rows[0].flops  # 2 * 32 * 8 * 16 + 32 * 16
-        ('wide', 144, 8704.0)
+        >>> layer = jaxbridge.JaxLayer(lambda params, inputs: inputs @ params["w"], params={"w": jnp.ones((8, 16))})
+        >>> cost = jaxbridge.summary(layer, keras.KerasTensor((32, 8)))
+        >>> cost.total.parameters, cost.total.flops  # 8 * 16, 2 * 32 * 8 * 16
+        (128, 8192.0)
     """
     target = find_target(model, declared_inputs(batch_size) if inputs is None else inputs)
     if target.inputs.has_unknown_sizes:
@@ -124,10 +125,6 @@ def summary(model: Any, inputs: Any = None, training: bool = False, *, batch_siz
             f"What a layer costs depends on its sizes, and the inputs are {shown}. Give sizes that are numbers, such as "
             "8, 28, 28, 1."
         )
-    if not (isinstance(target.layer, BridgeLayer) or backends.current().traces_with_jax):
-        from jaxbridge.stages import elsewhere
-
-        return elsewhere.summary(model, target, training)
     program = program_of(target, training)
     figures = _Figures()
     total = _cost(target.layer.name, target.layer, [program], figures)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxbridge.core.arguments import Kind, checked, whole_number
 from jaxbridge.core.references import Reference
 from jaxbridge.errors import JaxBridgeError
 
@@ -51,6 +52,16 @@ class Job:
     only_read: bool = False
 
 
+@checked(
+    inputs=Kind("a function of the sizes that makes the layer's inputs", callable),
+    sizes=Kind(
+        "a sequence of mappings such as {'b': 2, 't': 5}",
+        lambda value: isinstance(value, Sequence) and all(isinstance(size, Mapping) for size in value),
+    ),
+    seed=Kind(
+        "an integer of at least 0 and below 2**32", lambda value: whole_number(0).accepts(value) and value < 2**32
+    ),
+)
 def assert_backends_agree(
     layer_factory: Callable[[], Any],
     inputs: Callable[..., Any],
@@ -76,7 +87,7 @@ def assert_backends_agree(
         inputs: makes the layer's inputs (a pytree of numpy arrays; a tuple is several positional inputs) for sizes:
             called with each entry of `sizes` as keyword arguments.
         sizes: such as ({"b": 2, "t": 5}, {"b": 3, "t": 7}).
-        rtol: allowed difference, relative to the largest value of a leaf.
+        rtol: allowed difference, relative to the largest value of a leaf; of a gradient, to that of all gradients.
         atol: allowed absolute difference.
         export: whether to export the layer on both backends and to compare what is served.
         seed: Keras' global seed in both processes.
@@ -120,10 +131,34 @@ def _compare(jax_results: dict[str, Any], tf_results: dict[str, Any], rtol: floa
             continue
         if key not in tf_results:
             raise BackendsDisagree(f"{key}: there on jax and not on tensorflow.")
-        _compare_leaf(key, wanted, tf_results[key], ("jax", "tensorflow"), rtol, atol)
+        _compare_leaf(key, wanted, tf_results[key], ("jax", "tensorflow"), rtol, atol, _scale_of(key, jax_results))
     for key in tf_results:
         if key not in jax_results and not key.startswith("read "):
             raise BackendsDisagree(f"{key}: there on tensorflow and not on jax.")
+
+
+def _scale_of(key: str, results: dict[str, Any]) -> float:
+    """Returns the largest value that a leaf's differences are relative to: of a gradient that of all gradients.
+
+    One that is zero but for rounding (of a bias before a normalization, or where the inputs are all ones) has no size of
+    its own.
+    """
+    if not key.startswith("gradient"):
+        return _largest(results[key])
+    label = key.split(" at ", 1)[1].split(", leaf", 1)[0]
+    ends = f" at {label}"
+    return max(_largest(value) for other, value in results.items() if _is_gradient_at(other, ends))
+
+
+def _is_gradient_at(key: str, ends: str) -> bool:
+    return key.startswith("gradient") and key.split(", leaf", 1)[0].endswith(ends)
+
+
+def _largest(value: Any) -> float:
+    if isinstance(value, str):
+        return 0.0
+    absolute = np.abs(np.asarray(value, np.complex128 if value.dtype.kind == "c" else np.float64))
+    return float(absolute[np.isfinite(absolute)].max(initial=0.0))
 
 
 def _compare_with_itself(name: str, results: dict[str, Any], rtol: float, atol: float) -> None:
@@ -132,10 +167,13 @@ def _compare_with_itself(name: str, results: dict[str, Any], rtol: float, atol: 
         for prefix in ("read ", "served "):
             if key.startswith(prefix):
                 original = key.split(": ", 1)[1]
-                _compare_leaf(key, results[original], value, (name, key.split(":")[0]), rtol, atol)
+                scale = _largest(results[original])
+                _compare_leaf(key, results[original], value, (name, key.split(":")[0]), rtol, atol, scale)
 
 
-def _compare_leaf(key: str, wanted: Any, have: Any, names: tuple[str, str], rtol: float, atol: float) -> None:
+def _compare_leaf(
+    key: str, wanted: Any, have: Any, names: tuple[str, str], rtol: float, atol: float, scale: float
+) -> None:
     if isinstance(wanted, str) or isinstance(have, str):
         if wanted != have:
             raise BackendsDisagree(f"{key}: {wanted} on {names[0]} and {have} on {names[1]}.")
@@ -147,7 +185,6 @@ def _compare_leaf(key: str, wanted: Any, have: Any, names: tuple[str, str], rtol
     first, second = (
         np.asarray(array, np.complex128 if array.dtype.kind == "c" else np.float64) for array in (wanted, have)
     )
-    scale = float(np.abs(first[np.isfinite(first)]).max(initial=0.0)) if first.size else 0.0
     close = np.isclose(second, first, rtol=0, atol=atol + rtol * scale, equal_nan=True)
     if not close.all():
         worst = np.unravel_index(

@@ -81,13 +81,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     # Tests that are only for backends that nobody asked for are left out.
     asked = backends_of(config) or [backends.name()]
-    kept = [any(_is_for(item, backend) for backend in asked) for item in items]
+    kept = [
+        any(_is_for(item, name) for name in ([_backend_of(item)] if _backend_of(item) else asked)) for item in items
+    ]
     if not all(kept):
         config.hook.pytest_deselected(items=[item for item, is_kept in zip(items, kept, strict=True) if not is_kept])
         items[:] = [item for item, is_kept in zip(items, kept, strict=True) if is_kept]
 
 
-def _is_for(item: pytest.Item, backend: str) -> bool:
+def _is_for(item: pytest.Item, backend: str | None) -> bool:
     marker = item.get_closest_marker(_MARKER)
     return marker is None or not marker.args or backend in marker.args
 

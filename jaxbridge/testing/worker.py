@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxbridge import backends
 from jaxbridge.core.tree_paths import leaf_paths
+from jaxbridge.export.endpoint import host_array
 from jaxbridge.export.saved_model import export_saved_model
 from jaxbridge.export.serving import serve_without_jax
 from jaxbridge.testing.agreement import Job
@@ -72,7 +73,7 @@ def _model(layer: Any, job: Job) -> keras.Model:
 def _flat(label: str, what: str, tree: Any) -> dict[str, Any]:
     """Returns the leaves of a pytree as numpy arrays, by a sentence that says what each is."""
     return {
-        f"{what} at {label}{f', leaf {path!r}' if path else ''}": np.asarray(keras.ops.convert_to_numpy(leaf))
+        f"{what} at {label}{f', leaf {path!r}' if path else ''}": host_array(leaf)
         for path, leaf in zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True)
     }
 
@@ -92,7 +93,7 @@ def _training(layer: Any, label: str, inputs: tuple[Any, ...]) -> dict[str, Any]
         found.update(_flat(label, f"outputs of training call {call}", outputs))
         for variable in layer.non_trainable_variables:
             # Seeds are int64 on one backend and uint32 on another.
-            value = np.asarray(keras.ops.convert_to_numpy(variable.value))
+            value = host_array(variable.value)
             value = value.astype(np.int64) if value.dtype.kind in "iu" else value
             found[f"{variable.path} after training call {call} at {label}"] = value
     return found

@@ -5,8 +5,10 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from jaxbridge.cli.commands import STAGES, cli
 from jaxbridge.stages.records import DIALECTS
+from jaxbridge_cli.commands import STAGES, cli
+
+pytestmark = pytest.mark.keras_backends("jax")
 
 MODEL = "tests.stages.models:mixed"
 LAYER = "tests.stages.models:split_layer"
@@ -75,6 +77,7 @@ MISTAKES = [
         1,
         "was lowered for tpu, and JAX runs on cpu here. Lower it for cpu, the default.",
     ),
+    ([LAYER, "--input", "8,16", "--platform", "gpu"], 1, "must be a sequence out of"),
     ([MODEL, "--input", "8,9"], 1, "expected axis -1 of input shape to have value 8"),
     ([MODEL, "--summary", "--gradient"], 2, "--summary goes with neither"),
     ([MODEL, "--text", "hlo", "--json"], 2, "give one of them"),

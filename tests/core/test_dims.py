@@ -2,9 +2,15 @@
 
 import random
 
+import jax
+import jax.export
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jaxbridge.core import dims
+from jaxbridge.core.shapes import make_signature
 from jaxbridge.errors import ShapeError
 
 
@@ -44,6 +50,7 @@ def test_split_shape(text, sizes):
         ("min(a, b)", 3),
         ("max(b, a + 1)", 6),
         ("a**2", 25),
+        ("b^2 + 1", 10),
     ],
 )
 def test_evaluate(text, value):
@@ -85,14 +92,19 @@ def test_what_is_no_constraint(text):
         ([["a + b", "b"]], [[9, 4]], {"a": 5, "b": 4}),
         ([["a + b", "b + c", "c"]], [[9, 5, 2]], {"a": 6, "b": 3, "c": 2}),
         ([["b"], ["b"]], [[2], [3]], {"b": 2}),
+        ([["b1 + 2*b2", "4*b2", "b1*b1 + 16"]], [[12, 16, 32]], {"b1": 4, "b2": 4}),
+        ([["2*(a + 3) - a", "(b - 1)*2"]], [[12, 8]], {"a": 6, "b": 5}),
+        ([["max(a, b)", "b", "a - b"]], [[6, 2, 4]], {"a": 6, "b": 2}),
+        ([["floordiv(b, 2) + a", "b"]], [[7, 5]], {"a": 5, "b": 5}),
     ],
 )
 def test_solve(texts, sizes, env):
     assert dims.solve(texts, sizes) == env
 
 
-def test_solve_leaves_what_cannot_be_found():
-    assert dims.solve([["a + b"]], [[9]]) == {}
+@pytest.mark.parametrize("text", ["a + b", "a*b", "a^2", "a*a + 16", "mod(a, 3)", "max(a, 2)"])
+def test_solve_leaves_what_cannot_be_found(text):
+    assert dims.solve([[text]], [[9]]) == {}
 
 
 def test_solve_inverts_evaluate():
@@ -109,3 +121,79 @@ def test_solve_inverts_evaluate():
 )
 def test_symbols_in(text, names):
     assert dims.symbols_in(text) == names
+
+
+# What `jax.export` itself says of sizes, as the oracle.
+
+_SIZES = st.recursive(
+    st.sampled_from(["a", "b", "c", "2*a", "3*b", "c + 1", "2", "5"]),
+    lambda inner: st.one_of(
+        st.tuples(inner, st.sampled_from(["+", "-", "*"]), inner).map(lambda p: f"({p[0]}) {p[1]} ({p[2]})"),
+        st.tuples(st.sampled_from(["floordiv", "mod"]), inner, st.sampled_from(["2", "3", "b"])).map(
+            lambda p: f"{p[0]}({p[1]}, {p[2]})"
+        ),
+        st.tuples(st.sampled_from(["max", "min"]), inner, inner).map(lambda p: f"{p[0]}({p[1]}, {p[2]})"),
+        inner.map(lambda size: f"({size})^2"),
+    ),
+    max_leaves=3,
+)
+_CONSTRAINTS = st.lists(
+    st.sampled_from(["a >= 2", "b <= 3", "a == 2*b", "c >= a", "mod(c, 2) == 0", "max(a, b) <= 4"]),
+    max_size=2,
+    unique=True,
+)
+
+
+def jax_takes(texts, constraints):
+    """Returns a function from sizes to whether `jax.export` takes them; None where it refuses the declaration."""
+    try:
+        shape = jax.export.symbolic_shape(dims.join_shape(texts), constraints=constraints)
+        exported = jax.export.export(jax.jit(lambda x: x))(jax.ShapeDtypeStruct(shape, np.int8))
+    except Exception:  # ValueError and others that have no public names
+        return None
+
+    def takes(sizes):
+        try:
+            jax.eval_shape(exported.call, jax.ShapeDtypeStruct(sizes, np.int8))
+        except ValueError:
+            return False
+        return True
+
+    return takes
+
+
+def accepts(signature, sizes):
+    try:
+        signature.check([sizes])
+    except ShapeError:
+        return False
+    return True
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    st.lists(_SIZES, min_size=1, max_size=4),
+    _CONSTRAINTS,
+    st.tuples(*[st.integers(1, 6)] * 3),
+    st.integers(-1, 1),
+    st.integers(0, 3),
+)
+def test_declarations_mean_what_they_mean_to_jax_export(texts, constraints, values, change, axis):
+    oracle = jax_takes(texts, constraints)
+    try:
+        signature = make_signature(
+            ((None,) * len(texts),), ("int8",), declared=(dims.join_shape(texts),), constraints=tuple(constraints)
+        )
+        solved = dims.solve(signature.normal_sizes, [[1] * len(texts)])
+    except ShapeError:
+        assert oracle is None
+        return
+    if oracle is None:
+        assert not set(signature.symbols()) <= solved.keys()
+        return
+    sizes = [dims.evaluate(text, dict(zip("abc", values, strict=True))) for text in texts]
+    sizes[axis % len(sizes)] += change
+    sizes = [max(size, 0) for size in sizes]
+    if 0 in dims.solve(signature.normal_sizes, [sizes]).values():
+        return  # here symbols may be 0, for a batch without rows
+    assert accepts(signature, sizes) == oracle(tuple(sizes)), sizes

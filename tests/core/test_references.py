@@ -31,14 +31,3 @@ def test_a_module_that_is_no_longer_importable_is_found_by_its_file(tmp_path):
     file.write_text("def make():\n    return __name__\n")
     assert Reference("elsewhere_only", str(file), "make").load()() == "elsewhere_only"
     del sys.modules["elsewhere_only"]
-
-
-GUARDS = {"if __name__ == '__main__':\n    main()": False, "main()": True, "if True:\n    main()": True}
-
-
-@pytest.mark.parametrize("end", GUARDS)
-def test_an_unguarded_script_would_run_again(tmp_path, end: str):
-    file = tmp_path / "script.py"
-    file.write_text(f"def main():\n    print(1)\n{end}\n")
-    assert Reference("__main__", str(file), "main").runs_a_script == GUARDS[end]
-    assert not Reference("script", str(file), "main").runs_a_script

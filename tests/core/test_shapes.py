@@ -18,7 +18,16 @@ def signature(*shapes, **options):
         ([(None,)], {}, ["(batch,)"]),
         ([()], {}, ["()"]),
         ([(None, None, None)], {}, ["(batch, size_1, size_2)"]),
-        ([(None, 3), (None, None)], {}, ["(batch, 3)", "(batch, size_1)"]),
+        ([(None, 3), (None, None)], {}, ["(batch, 3)", "(batch, size_1_1)"]),
+        ([(None, 5, None)], {}, ["(batch, 5, size_2)"]),
+        ([(None, 5)], {"constraints": ("size_1 <= 64",)}, ["(batch, size_1)"]),
+        ([(4, 5)], {"constraints": ("batch >= 2",)}, ["(batch, 5)"]),
+        ([(None, 3), (2, 5)], {"constraints": ("size_1_1 >= 2",)}, ["(batch, 3)", "(2, size_1_1)"]),
+        (
+            [(None, 3), (None, 5)],
+            {"declared": (None, "(_, k)"), "constraints": ("size_1 <= k",)},
+            ["(batch, size_1)", "(batch, k)"],
+        ),
         ([(4, 3), (4, 2)], {"symbolic_batch": True}, ["(batch, 3)", "(batch, 2)"]),
         ([(4, 3), (5, 2)], {"symbolic_batch": True}, ["(batch, 3)", "(batch_1, 2)"]),
         ([(4, 3), (1, 2)], {"symbolic_batch": True}, ["(batch, 3)", "(1, 2)"]),
@@ -52,6 +61,13 @@ def test_keras_shapes():
         ((None, 3), {"declared": ("(b, 4)",)}, "axis 1 of the input has size 3, not 4"),
         ((None, 3), {"declared": ("(b +, 3)",)}, "cannot be"),
         ((None, 3), {"declared": ("(b, 3)",), "constraints": ("b > 2",)}, "cannot be"),
+        ((None, 3), {"declared": ("(b, 3)",), "constraints": ("t >= 2",)}, r"names 't'.*shapes \(b, 3\)"),
+        ((None, 3), {"constraints": ("size_2 >= 2",)}, r"names 'size_2'.*shapes \(batch, 3\)"),
+        (
+            (None, None),
+            {"declared": ("(a, b)",), "constraints": ("a == b", "b == a + 1")},
+            "cannot be used.*nsatisfiable",
+        ),
     ],
 )
 def test_declarations_that_do_not_fit(shape, options, text):
@@ -101,6 +117,19 @@ def test_one_symbol_for_all():
 def test_trials_keep_the_constraints():
     trials = list(signature((None, None), declared=("(b, 4*k)",), constraints=("k >= 3", "b <= 8")).trials())
     assert [trial.shapes[0] for trial in trials] == ["(4, 16)", "(8, 32)"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "constraints", "first"),
+    [("(a, b)", ("a == 2*b",), "(4, 2)"), ("(a, b)", ("a >= 3*b",), "(4, 1)"), ("(a - 2, a)", (), "(0, 2)")],
+)
+def test_trials_find_sizes_that_are_not_equal(shape, constraints, first):
+    declared = signature((None, None), declared=(shape,), constraints=constraints)
+    assert next(declared.trials()).shapes == (first,)
+
+
+def test_constraints_that_no_size_fulfils_have_no_trials():
+    assert list(signature((None,), declared=("(k,)",), constraints=("k >= 5", "k <= 3")).trials()) == []
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 
 from jaxbridge import JaxLayer, export_saved_model, serve_without_jax
 from jaxbridge.core import prng
-from jaxbridge.errors import ExportError, JaxBridgeError, ShapeError
-from jaxbridge.export import saved_model
+from jaxbridge.errors import ExportError, JaxBridgeError, ShapeError, SignatureError
+from jaxbridge.export import folders, saved_model
 from tests.export.models import several
 
 ON_JAX = keras.config.backend() == "jax"
@@ -46,7 +46,7 @@ def test_a_save_that_fails_keeps_the_old_export(model, tmp_path, monkeypatch):
         raise OSError("disk full")
 
     monkeypatch.setattr(saved_model, "_save", fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(ExportError, match=r"disk full.*MB are free there.*Nothing was left behind"):
         export_saved_model(model, tmp_path / "served", verify=False)
     assert left(tmp_path) == ["served"]
     assert (tmp_path / "served" / "saved_model.pb").read_bytes() == before
@@ -56,16 +56,16 @@ def test_a_failing_rename_brings_the_old_export_back(tmp_path, monkeypatch):
     for name in ("written", "target"):
         (tmp_path / name).mkdir()
     (tmp_path / "target" / "saved_model.pb").write_text("old")
-    rename = saved_model.os.rename
+    rename = folders.os.rename
 
     def fail_once(source, target):
         if source == tmp_path / "written":
             raise OSError("no")
         rename(source, target)
 
-    monkeypatch.setattr(saved_model.os, "rename", fail_once)
+    monkeypatch.setattr(folders.os, "rename", fail_once)
     with pytest.raises(OSError, match="no"):
-        saved_model._put(tmp_path / "written", tmp_path / "target", tmp_path / "replaced")
+        folders.put(tmp_path / "written", tmp_path / "target", tmp_path / "replaced")
     assert (tmp_path / "target" / "saved_model.pb").read_text() == "old"
 
 
@@ -94,14 +94,14 @@ def test_what_is_no_saved_model_is_not_replaced(model, tmp_path, kind):
 
 @pytest.mark.parametrize("platforms", ["cpu", ("gpu",), ()])
 def test_platforms_are_checked(model, tmp_path, platforms):
-    with pytest.raises(ExportError, match="`platforms` must be a sequence out of"):
+    with pytest.raises(SignatureError, match="`platforms` must be a sequence out of"):
         export_saved_model(model, tmp_path / "served", platforms=platforms)
     assert left(tmp_path) == []
 
 
 MISTAKES = [
-    ({"platforms": ("cpu", "cpu")}, "`platforms` must name each platform once"),
-    ({"target": 18}, "A target is a text such as 'tensorflow==2.18' .*, got 18"),
+    ({"platforms": ("cpu", "cpu")}, "`platforms` must be .* each platform once"),
+    ({"target": 18}, "`target` must be a text such as 'tensorflow==2.18' .*; got 18"),
 ]
 
 
@@ -123,7 +123,7 @@ def test_a_folder_that_cannot_be_written(model, tmp_path, monkeypatch):
     def refuse(**_):
         raise PermissionError(13, "Permission denied")  # the superuser, as whom tests may run, may write everywhere
 
-    monkeypatch.setattr(saved_model.tempfile, "mkdtemp", refuse)
+    monkeypatch.setattr(folders.tempfile, "mkdtemp", refuse)
     with pytest.raises(ExportError, match=r"PermissionError: .* Choose a `path`"):
         export_saved_model(model, tmp_path / "new" / "served", verify=False)
     assert left(tmp_path) == []

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxbridge import FlaxLayer, JaxLayer, export_saved_model
-from jaxbridge.errors import ExportError
+from jaxbridge.errors import SignatureError
 from tests.jax2tf.helpers import run_python
 
 X = np.linspace(-0.9, 0.8, 6, dtype="float32").reshape(2, 3)
@@ -70,6 +70,6 @@ def test_every_order_that_was_asked_for(models, tmp_path, order):
 
 @pytest.mark.parametrize("order", [0, -1, True, "2"])
 def test_an_order_that_is_none_is_refused(models, tmp_path, order):
-    with pytest.raises(ExportError, match="gradient_order"):
+    with pytest.raises(SignatureError, match="gradient_order"):
         export_saved_model(models[0], tmp_path / "m", gradient_order=order)
     assert not (tmp_path / "m").exists()

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from jaxbridge import jax2tf
-from jaxbridge.errors import ConversionError
+from jaxbridge.errors import ConversionError, SignatureError
 from tests.jax2tf.helpers import assert_same, run_python
 
 DTYPES = [
@@ -187,7 +187,7 @@ def test_numbers_as_outputs():
 
 
 def test_platforms_are_named_once():
-    with pytest.raises(ConversionError, match="must name each platform once"):
+    with pytest.raises(SignatureError, match="each platform once"):
         jax2tf.convert(jnp.sin, native_serialization_platforms=("cpu", "cpu"))
 
 
@@ -198,5 +198,5 @@ def test_tracer(transformation: Any):
 
 
 def test_no_function():
-    with pytest.raises(TypeError, match="`fun_jax` must be a function"):
+    with pytest.raises(SignatureError, match="`fun_jax` must be a function"):
         jax2tf.convert(3)  # pyright: ignore[reportArgumentType]

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from jaxbridge import jax2tf
-from jaxbridge.errors import ConversionError
+from jaxbridge.errors import ConversionError, SignatureError
 from jaxbridge.jax2tf import _jax_private, _tf_private
 from jaxbridge.jax2tf.stablehlo import parse_version
 from jaxbridge.jax2tf.targets import resolve
@@ -56,7 +56,7 @@ def test_runs_where_cpu_is_one_of_the_platforms():
 
 @pytest.mark.parametrize("platforms", [("gpu",), ("cpu", "TPU"), "cpu"])
 def test_unknown_platform(platforms: Any):
-    with pytest.raises(ConversionError, match=r"must be a sequence out of \('cpu', 'cuda', 'rocm', 'tpu'\), got"):
+    with pytest.raises(SignatureError, match=r"must be a sequence out of \('cpu', 'cuda', 'rocm', 'tpu'\), with"):
         jax2tf.convert(jnp.sin, native_serialization_platforms=platforms)
 
 

@@ -117,7 +117,7 @@ UNREADABLE = {
     "text": (["b +, 3"], (), "cannot be"),
     "parenthesis": (["(b, 3"], (), "rank 1"),
     "constraint": (["b, 3"], ("b > 2",), "'==' or '>=' or '<='"),
-    "symbol_of_no_size": (["b, 3"], ("c >= 2",), "symbol 'c' does not follow from the shapes"),
+    "symbol_of_no_size": (["b, 3"], ("c >= 2",), "names 'c', and the inputs have the shapes"),
     "not_linear": (["b*c, 3"], (), "symbol '.' does not follow from the shapes"),
     "type": ([3], (), "must be None or a text"),
     "too_many": (["b, 3", None], (), "per positional argument"),

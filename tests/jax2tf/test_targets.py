@@ -143,7 +143,6 @@ UNKNOWN = {
     "2.18": "A target is written like",
     "99.0.0": "is outside",
     "0.1.0": "is outside",
-    18: "A target is a text such as 'tensorflow==2.18' .*, got 18",
 }
 
 

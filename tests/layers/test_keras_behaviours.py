@@ -302,3 +302,19 @@ def test_the_global_seed_decides_the_params():
         return harness.numbers(layer.params[0])
 
     np.testing.assert_array_equal(built(), built())
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8", "bool"])
+def test_integers_stay_integers_under_bfloat16(dtype):
+    """301 is no bfloat16: an id that went through one is another."""
+    seen = []
+    layer = JaxLayer(lambda inputs: (seen.append(inputs["ids"].dtype.kind), inputs["ids"] + 0)[1])
+    ids = np.array([[1, 301]]).astype(dtype)
+    before = keras.config.floatx()
+    keras.config.set_floatx("bfloat16")
+    try:
+        outputs = keras.ops.convert_to_numpy(layer({"ids": ids}))
+    finally:
+        keras.config.set_floatx(before)
+    assert set(seen) <= set("iub")
+    np.testing.assert_array_equal(outputs, ids + 0)

@@ -1,7 +1,9 @@
 """Files: what was saved comes back, the seed's state too, so that a resumed training equals an unbroken one."""
 
+import json
 import sys
 import types
+import zipfile
 
 import flax.linen as nn
 import jax
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 from jaxbridge import FlaxLayer, JaxLayer
+from jaxbridge.errors import StructureError
 from tests import harness, models
 from tests.cases import BY_NAME, CASES, DRAWING, SEED, WITH_STATE, floats
 
@@ -216,3 +219,18 @@ def test_a_module_that_is_not_imported_is_given_as_custom_object(tmp_path, monke
         keras.models.load_model(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras", custom_objects={"Unregistered": Unregistered})
     harness.assert_same(harness.numbers(loaded.weights), harness.numbers(model.weights), 0, 0)
+
+
+def test_a_file_with_a_removed_container_says_what_to_write(tmp_path):
+    model = keras.Sequential([keras.Input((3,)), FlaxLayer(nn.Dense(2), name="net")], name="blocks")
+    model.save(tmp_path / "model.keras")
+    with zipfile.ZipFile(tmp_path / "model.keras") as file:
+        parts = {name: file.read(name) for name in file.namelist()}
+    config = json.loads(parts["config.json"])
+    config |= {"module": "jaxbridge.layers.sequential", "registered_name": "jaxbridge>Sequential"}
+    parts["config.json"] = json.dumps(config).encode()
+    with zipfile.ZipFile(tmp_path / "older.keras", "w") as file:
+        for name, content in parts.items():
+            file.writestr(name, content)
+    with pytest.raises(StructureError, match=r"'blocks'\), which was removed.*`keras\.Sequential`"):
+        keras.models.load_model(tmp_path / "older.keras")

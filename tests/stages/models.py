@@ -143,10 +143,6 @@ def with_own_parts():
     return keras.Sequential([keras.Input((8,)), *parts], name="own")
 
 
-def with_a_lambda():
-    return keras.Sequential([keras.Input((8,)), jaxbridge.JaxLayer(lambda inputs: jnp.sin(inputs))], name="own")
-
-
 def nested():
     """A layer that is called twice, a model in a model, and an addition outside of all layers."""
     inner = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8, name="deep")], name="inner")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import jaxbridge
-from jaxbridge.errors import LoweringError, ShapeError
+from jaxbridge.errors import JaxBridgeError, LoweringError, ShapeError
 from tests.stages import models
 from tests.stages.models import CASES, Case, struct
 
@@ -157,7 +157,7 @@ def test_shapes_of_jax_stages():
 
 
 MISTAKES = [
-    (lambda: jaxbridge.lower(3, struct(4, 8)), "Only a Keras layer or model"),
+    (lambda: jaxbridge.lower(3, struct(4, 8)), "must be a Keras layer or model"),
     (lambda: jaxbridge.lower(lambda: 3, struct(4, 8)), "must return a Keras layer or model, and returned 3"),
     (lambda: jaxbridge.lower(CASES[0].layer(), struct(4, 8), platforms="cpu"), "must be a sequence out of"),
     (lambda: jaxbridge.lower(CASES[0].layer(), struct(4, 8), platforms=("gpu",)), "must be a sequence out of"),
@@ -177,7 +177,7 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("mistake", "message"), MISTAKES)
 def test_mistakes(mistake, message):
-    with pytest.raises(LoweringError, match=message):
+    with pytest.raises(JaxBridgeError, match=message):
         mistake()
 
 

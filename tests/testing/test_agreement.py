@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jaxbridge import FlaxLayer, JaxLayer
-from jaxbridge.testing import BackendsDisagree, assert_backends_agree
+from jaxbridge.testing import BackendsDisagree, agreement, assert_backends_agree
 from jaxbridge.testing.agreement import WorkerFailed
 from tests.cases import CASES
 
@@ -82,3 +82,15 @@ globals().update({make.__name__: make for make in MAKERS.values()})
 def test_every_model_of_the_table_agrees(case):
     sizes = [{"b": 2, "s": 8}, {"b": 3, "s": 8 if case.unknown == (0,) else 12}]
     assert_backends_agree(MAKERS[case.name], lambda b, s: case.args(b, s), sizes)
+
+
+def test_a_gradient_that_is_zero_but_for_rounding_agrees():
+    """It is compared relative to all gradients of its inputs, and to those of no others."""
+    tiny, large, wrong = (np.full(2, value, "float32") for value in (2e-4, 1e3, 1.0))
+    at, kernel = "gradient at b=2, leaf 'net/params/bias'", "gradient at b=2, leaf 'net/params/kernel'"
+    agreement._compare({at: tiny, kernel: large}, {at: -tiny, kernel: large}, 1e-4, 1e-5)
+    for others in ({"gradient at b=3, leaf 'net/params/kernel'": large}, {"outputs at inference at b=2": large}):
+        with pytest.raises(BackendsDisagree, match="net/params/bias"):
+            agreement._compare({at: tiny, **others}, {at: -tiny, **others}, 1e-4, 1e-5)
+    with pytest.raises(BackendsDisagree, match="net/params/bias"):
+        agreement._compare({at: tiny, kernel: large}, {at: wrong, kernel: large}, 1e-4, 1e-5)

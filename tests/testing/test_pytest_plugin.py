@@ -24,6 +24,11 @@ def test_fails_on_one():
 def test_on_one_only():
     assert keras.config.backend() == "tensorflow"
 
+@pytest.mark.keras_backends
+@pytest.mark.parametrize("value", [1, pytest.param(2, marks=pytest.mark.keras_backends("jax"))])
+def test_one_parameter_on_one_only(keras_backend, value):
+    assert value == 1 or keras_backend == "jax"
+
 @pytest.mark.keras_backends("jax")
 @pytest.mark.parametrize("number", [1, 2])
 def test_parametrized(number):
@@ -56,6 +61,9 @@ def test_each_test_runs_once_per_backend_in_its_process(project):
         "test_fails_on_one[jax]": "PASSED",
         "test_fails_on_one[tensorflow]": "FAILED",
         "test_on_one_only[tensorflow]": "PASSED",
+        "test_one_parameter_on_one_only[jax-1]": "PASSED",
+        "test_one_parameter_on_one_only[jax-2]": "PASSED",
+        "test_one_parameter_on_one_only[tensorflow-1]": "PASSED",
         "test_parametrized[jax-1]": "PASSED",
         "test_parametrized[jax-2]": "PASSED",
     }, output
@@ -70,6 +78,8 @@ def test_tests_for_another_backend_alone_are_left_out(project):
         "test_plain",
         "test_with_fixture[jax]",
         "test_fails_on_one[jax]",
+        "test_one_parameter_on_one_only[jax-1]",
+        "test_one_parameter_on_one_only[jax-2]",
         "test_parametrized[jax-1]",
         "test_parametrized[jax-2]",
     }

@@ -9,7 +9,7 @@ from importlib import metadata
 TESTED_BACKENDS = ("jax", "tensorflow")
 
 #: Module name -> the names of its packages on PyPI, the first that is installed counts.
-_PACKAGES = {
+PACKAGES = {
     "jaxbridge": ("jaxbridge",),
     "jax": ("jax",),
     "jaxlib": ("jaxlib",),
@@ -26,7 +26,7 @@ _PACKAGES = {
 def installed_versions() -> dict[str, str | None]:
     """Returns name -> version, None for what is not installed; "python" is one of them."""
     return {"python": platform.python_version()} | {
-        name: next(filter(None, map(_version, packages)), None) for name, packages in _PACKAGES.items()
+        name: next(filter(None, map(_version, packages)), None) for name, packages in PACKAGES.items()
     }
 
 

@@ -6,11 +6,12 @@ The arguments are the steps to take, keys of `STEPS`; the first one of which not
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from jaxbridge.cli import steps
+from jaxbridge_cli import steps
 
 
 def _jax() -> dict[str, Any]:
@@ -54,7 +55,9 @@ def _tensorflow() -> dict[str, Any]:
 def _keras() -> dict[str, Any]:
     import keras  # noqa: F401 (it imports its backend)
 
-    import jaxbridge.export  # noqa: F401 (and with it all the layers)
+    package = sys.modules["jaxbridge"]
+    assert package.__spec__ is not None and package.__spec__.loader is not None
+    package.__spec__.loader.exec_module(package)
     from jaxbridge import backends
 
     backends.current()
@@ -81,6 +84,14 @@ STEPS: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
+def _bare_package() -> None:
+    """Lets files of jaxbridge be imported without its `__init__`, which imports all layers, and Keras with them."""
+    spec = importlib.util.find_spec("jaxbridge")
+    assert spec is not None
+    sys.modules["jaxbridge"] = importlib.util.module_from_spec(spec)
+
+
 if __name__ == "__main__":
+    _bare_package()
     for name in sys.argv[1:]:
         steps.take(name, STEPS[name])

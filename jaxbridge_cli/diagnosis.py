@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jaxbridge.cli import steps, versions
-from jaxbridge.cli.imports import Check, import_all, import_check
+from jaxbridge_cli import steps, versions
+from jaxbridge_cli.imports import Check, import_all, import_check
 
 #: Exit codes. 2 is what click ends with for a wrong option.
 WORKS, FAILS, NO_TENSORFLOW = 0, 1, 3
@@ -88,7 +88,7 @@ def _self_test(backend: str, with_tensorflow: bool) -> Iterator[Check]:
     """Yields a check per step of the self-test, which runs in a process of its own: a wrong pair can end it."""
     name = f"self-test on {backend}"
     arguments = [] if with_tensorflow else ["--no-tensorflow"]
-    taken, ended = steps.start("jaxbridge.cli.self_test", arguments, KERAS_BACKEND=backend)
+    taken, ended = steps.start("jaxbridge_cli.self_test", arguments, KERAS_BACKEND=backend)
     for step in taken:
         yield Check(f"{name}: {step.name}", "fails" if step.error else "works", step.error or step.found)
     if ended:

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from jaxbridge.cli import steps
 from jaxbridge.export import export_saved_model, serve_without_jax
 from jaxbridge.layers.jax_layer import JaxLayer
+from jaxbridge_cli import steps
 
 _X = np.linspace(-1, 1, 20, dtype="float32").reshape(5, 4)
 

@@ -6,10 +6,9 @@ import dataclasses
 import os
 from collections.abc import Callable
 
-from jaxbridge._optional import EXTRAS
-from jaxbridge.cli import steps
-from jaxbridge.cli.probe import STEPS
-from jaxbridge.cli.versions import TESTED_BACKENDS
+from jaxbridge_cli import steps
+from jaxbridge_cli.probe import STEPS
+from jaxbridge_cli.versions import PACKAGES, TESTED_BACKENDS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +93,7 @@ def import_all() -> dict[str, steps.Step]:
     """Returns how each step of the probe went. One that ends the process is left out when the others are taken."""
     found: dict[str, steps.Step] = {}
     while left := [name for name in STEPS if name not in found]:
-        taken, ended = steps.start("jaxbridge.cli.probe", left)
+        taken, ended = steps.start("jaxbridge_cli.probe", left)
         found |= {step.name: step for step in taken}
         if culprit := next((name for name in left if name not in found), None):
             found[culprit] = steps.Step(culprit, f"The process that imported it {ended or 'ended early'}")
@@ -107,5 +106,5 @@ def import_check(step: steps.Step, versions: dict[str, str | None]) -> Check:
     if not step.error:
         return Check(name, "works", works)
     if step.missing == step.name and versions.get(step.name) is None and lost:
-        return Check(name, "missing", f"It is not installed: pip install {EXTRAS[step.name][0]}. {lost}")
+        return Check(name, "missing", f"It is not installed: pip install {PACKAGES[step.name][0]}. {lost}")
     return Check(name, "fails", f"{step.error.rstrip('.')}. {advice()}.")

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from jaxbridge.cli.diagnosis import NO_TENSORFLOW, WORKS, Diagnosis
+from jaxbridge_cli.diagnosis import NO_TENSORFLOW, WORKS, Diagnosis
 
 _STYLES = {"works": "green", "limited": "yellow", "missing": "yellow", "fails": "bold red"}
 
