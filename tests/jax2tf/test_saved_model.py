@@ -98,7 +98,7 @@ def test_gradients(served: Any, name: str, batch: int):
 
 @pytest.mark.parametrize("name", WITHOUT)
 def test_says_why_there_is_no_gradient(served: Any, name: str):
-    assert "JAX cannot differentiate this function in reverse mode" in served[1][name]
+    assert "JAX cannot differentiate this function" in served[1][name]
 
 
 def modules_in(path: Path) -> list[int]:
