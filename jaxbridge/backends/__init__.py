@@ -59,7 +59,7 @@ def lowered_for(lowering: Lowering) -> Iterator[None]:
         _lowering.reset(token)
 
 
-def lowering_in_effect(own_platforms: tuple[str, ...] | None) -> Lowering:
-    """Returns what to lower for: that of the context, with a layer's own platforms where it names none."""
+def lowering_in_effect(own: Lowering) -> Lowering:
+    """Returns what to lower for: that of the context, with a layer's own platforms and `nan` where it names none."""
     lowering = _lowering.get()
-    return lowering if lowering.platforms else dataclasses.replace(lowering, platforms=own_platforms)
+    return dataclasses.replace(lowering, platforms=lowering.platforms or own.platforms, nan=lowering.nan or own.nan)

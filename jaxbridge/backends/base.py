@@ -26,10 +26,14 @@ class Lowering:
     Attributes:
         platforms: such as ("cpu", "cuda"); None for the one that TensorFlow sees, plus "cpu".
         target: such as "tensorflow==2.18"; None for the installed TensorFlow.
+        nan: "keep" (None) or "fast", for maxima and minima.
+        source_info: whether files and lines of the functions are written.
     """
 
     platforms: tuple[str, ...] | None = None
     target: str | None = None
+    nan: str | None = None
+    source_info: bool = False
 
 
 class Backend(abc.ABC):

@@ -139,6 +139,8 @@ class JaxBackend(Backend):
             polymorphic_constraints=inputs.constraints,
             native_serialization_platforms=lowering.platforms,
             stablehlo_version=lowering.target,
+            nan=lowering.nan or "keep",
+            source_info=lowering.source_info,
         )
         return lambda values, tensors: converted(values, tensors)
 

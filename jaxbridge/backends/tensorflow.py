@@ -29,7 +29,7 @@ require("tensorflow", "A jaxbridge layer on Keras' TensorFlow backend")
 import tensorflow as tf  # noqa: E402
 
 from jaxbridge.jax2tf import _tf_private  # noqa: E402
-from jaxbridge.jax2tf.call_module import dtensors_explained, tf_dtype  # noqa: E402
+from jaxbridge.jax2tf.call_module import SharedFunctions, dtensors_explained, jax_dtype, tf_dtype  # noqa: E402
 from jaxbridge.jax2tf.convert import Conversion  # noqa: E402
 from jaxbridge.jax2tf.gradients import Differentiable  # noqa: E402
 from jaxbridge.jax2tf.lowering import LoweringOptions  # noqa: E402
@@ -48,7 +48,12 @@ class TensorFlowBackend(Backend):
         inputs: Signature,
         lowering: Lowering,
     ) -> LiftedFunction:
-        options = LoweringOptions(lowering.platforms or default_platforms(), target=lowering.target)
+        options = LoweringOptions(
+            lowering.platforms or default_platforms(),
+            target=lowering.target,
+            nan=lowering.nan or "keep",
+            source_info=lowering.source_info,
+        )
         return _Lifted(fn, variables, inputs, options)
 
     def build_scope(self) -> contextlib.AbstractContextManager[Any]:
@@ -220,11 +225,16 @@ class _Lifted:
     """A pure function on tensors: added to the graph that is being traced, or run as a `tf.function` of its own."""
 
     def __init__(self, fn: PureFunction, variables: Any, inputs: Signature, options: LoweringOptions):
-        self._fn, self._options = fn, options
         self._fixed, self._treedef = _fixed_signature(variables, inputs)
         self._inputs = inputs
-        self._conversion = self._convert(inputs)
-        self._static: dict[tuple[tuple[int, ...], ...], Conversion] | None = None
+        self._narrows = _warn_narrowed(variables)
+        shapes, dtypes = self._fixed
+        signature = Signature(
+            (*shapes, *inputs.shapes), (*dtypes, *inputs.dtypes), inputs.constraints, inputs.declared, len(shapes)
+        )
+        self._conversion = Conversion(fn, self._treedef, signature, options)
+        #: Why the function cannot be traced with symbols.
+        self._failure: Exception | None = None
         try:
             traced = self._conversion.function.traced  # now, so that a failure is known before a call
         except FINAL:  # nothing that other sizes would mend
@@ -233,18 +243,11 @@ class _Lifted:
             if not inputs.symbols():
                 raise
             self._failure = error
-            self._static = {}
         else:
             warn_closed_over(traced.jaxpr)
         self._functions: dict[Any, Any] = {}
         self._lock = threading.RLock()
-
-    def _convert(self, inputs: Signature) -> Conversion:
-        shapes, dtypes = self._fixed
-        signature = Signature(
-            (*shapes, *inputs.shapes), (*dtypes, *inputs.dtypes), inputs.constraints, inputs.declared, len(shapes)
-        )
-        return Conversion(self._fn, self._treedef, signature, self._options)
+        self._shared = SharedFunctions()
 
     def __call__(
         self, params: list[Any], state: list[Any], seeds: Any, leaves: list[Any], trained: list[Any]
@@ -252,20 +255,19 @@ class _Lifted:
         variables = jax.tree.leaves((params, state))
         others = self._tensors(jax.tree.leaves((seeds, leaves)), len(variables))
         conversion = self._conversion_for(others[len(others) - len(leaves) :])
-        is_eager = tf.executing_eagerly() and not tf.config.functions_run_eagerly()
-        if is_eager and _may_be_read_inside(variables):
+        runs_eagerly = tf.config.functions_run_eagerly()
+        is_eager = tf.executing_eagerly() and not runs_eagerly
+        if is_eager and not self._narrows and _may_be_read_inside(variables):
             handles = [variable.handle for variable in variables]
-            return self._call((conversion, (False,) * len((*variables, *others)), len(variables)), [*handles, *others])
+            return self._call(conversion, [*handles, *others], len(variables))
         tensors = [*self._tensors(variables), *others]
         recorded = Differentiable.recorded(tensors)
-        if is_eager:
-            return self._call((conversion, recorded, 0), tensors)
-        if not any(recorded) or tf.config.functions_run_eagerly():
-            return conversion(tensors, True)
-        wanted = _wanted(recorded, jax.tree.leaves(trained), len(variables))
-        # In a training step a call of the function costs the graph two ops, where what is in it is more than a hundred:
-        # of 64 equal blocks the first step takes 3.4 s instead of 6.8.
-        return conversion.around(tensors, lambda checked: self._call((conversion, wanted, 0), checked))
+        if any(recorded) and not runs_eagerly:
+            # In a training step calls of functions cost the graph a few ops, where modules of their own would be compiled for
+            # each layer: of 64 equal blocks the first step takes 3.4 s instead of 6.8.
+            wanted = recorded if is_eager else _wanted(recorded, jax.tree.leaves(trained), len(variables))
+            return conversion(tensors, True, wanted, self._shared)
+        return self._call(conversion, tensors) if is_eager else conversion(tensors, True)
 
     def _trace(self, structs: Sequence[jax.ShapeDtypeStruct]) -> Any:
         """Returns the abstract outputs for abstract inputs; params, state and seeds have their own shapes."""
@@ -283,44 +285,40 @@ class _Lifted:
             shapes = [leaf.shape for leaf in leaves]
             if all(shape.is_fully_defined() for shape in shapes):  # else the graph holds assertions
                 self._inputs.check([shape.as_list() for shape in shapes])
-        return self._conversion if self._static is None else self._at_static_sizes(leaves)
+        if self._failure is None:
+            return self._conversion
+        shapes = [tuple(leaf.shape.as_list()) for leaf in leaves]
+        if all(None not in shape for shape in shapes):
+            self._inputs.check(shapes)
+        shapes = [*self._conversion.signature.keras_shapes()[: len(self._fixed[0])], *shapes]
+        found = self._conversion.at_known_sizes(
+            self._failure, "A function", shapes, lambda found: found.function.traced
+        )
+        if found is None:
+            raise unknown_shape_error(self._failure, self._inputs, self._trace)
+        return found
 
-    def _call(self, key: tuple[Conversion, tuple[bool, ...], int], tensors: list[Any]) -> Any:
-        """Runs a conversion as a concrete function that is made once.
+    def _call(self, conversion: Conversion, tensors: list[Any], read_inside: int = 0) -> Any:
+        """Runs a conversion, of which nobody records a gradient, as a concrete function that is made once.
 
         Args:
-            key: the conversion; which gradients are wanted, so that residuals are returned; of how many of the first
-                arguments the function takes the handles of variables, and reads them.
+            conversion: the conversion.
             tensors: the arguments.
+            read_inside: of how many of the first arguments these are the handles of variables, which the function reads.
         """
-        kept_as = (*key, tuple(records.in_effect()))  # the op inside has the records of the layers that share it
+        key = (
+            conversion,
+            read_inside,
+            tuple(records.in_effect()),
+        )  # the op inside has the records of the layers that share it
         with self._lock:
-            if kept_as not in self._functions:
-                conversion, wanted, read_inside = key
-                self._functions[kept_as] = _concrete_function(
-                    lambda args: conversion(args, True, wanted), conversion.signature, read_inside
+            if key not in self._functions:
+                self._functions[key] = _concrete_function(
+                    lambda args: conversion(args, True), conversion.signature, read_inside
                 )
-            function, treedef = self._functions[kept_as]
+            function, treedef = self._functions[key]
         with dtensors_explained():
             return jax.tree.unflatten(treedef, _tf_private.call_flat(function, tensors))
-
-    def _at_static_sizes(self, leaves: Sequence[Any]) -> Conversion:
-        """Returns the conversion for exactly these sizes, for functions that cannot be traced with symbols."""
-        assert self._static is not None
-        shapes = tuple(tuple(leaf.shape.as_list()) for leaf in leaves)
-        if any(None in shape for shape in shapes):
-            raise unknown_shape_error(self._failure, self._inputs, self._trace)
-        self._inputs.check(shapes)
-        if not self._static:
-            warnings.warn(
-                f"A function cannot be traced for unknown sizes ({type(self._failure).__name__}: "
-                f"{str(self._failure).splitlines()[0]}), so it is converted anew for every new input shape. Say what is "
-                "known of the sizes with `polymorphic_shapes`, or make them fixed with `keras.Input(..., batch_size=)`.",
-                stacklevel=2,
-            )
-        if shapes not in self._static:
-            self._static[shapes] = self._convert(self._inputs.at_sizes(shapes))
-        return self._static[shapes]
 
 
 def _replica_context() -> Any:
@@ -394,6 +392,20 @@ def _read(handle: Any, spec: tf.TensorSpec) -> Any:
     return value
 
 
+def _warn_narrowed(variables: Any) -> bool:
+    """Returns whether JAX narrows some of the variables, and warns of it."""
+    dtypes = {tf.as_dtype(leaf.dtype).name: jax_dtype(leaf.dtype).name for leaf in jax.tree.leaves(variables[:2])}
+    found = [f"{wide} to {narrow}" for wide, narrow in dtypes.items() if wide != narrow]
+    if found:
+        warnings.warn(
+            f"The layer's function takes its variables as JAX does while its 64-bit types are off ({', '.join(found)}); the "
+            "variables stay as they are. Give the layer `dtype='float32'`, or compute in 64 bits with "
+            "`jax.config.update('jax_enable_x64', True)`.",
+            stacklevel=2,
+        )
+    return bool(found)
+
+
 def _as_tensor(array: Any, dtype: str) -> Any:
     """Returns an array as a tensor of the dtype that the function sees: JAX makes 64-bit integers 32-bit ones."""
     # In the order of what an eager call has most; `value()` takes 12 us, `tf.convert_to_tensor` of a variable 17. The names
@@ -409,5 +421,5 @@ def _fixed_signature(variables: Any, inputs: Signature) -> tuple[tuple[tuple[str
     """Returns shapes and dtypes of params, state and seeds, and the treedef of all four arguments."""
     leaves = jax.tree.leaves(variables)
     shapes = tuple(f"({', '.join(map(str, leaf.shape))}{',' if len(leaf.shape) == 1 else ''})" for leaf in leaves)
-    dtypes = tuple(tf.as_dtype(leaf.dtype).name for leaf in leaves)
+    dtypes = tuple(jax_dtype(leaf.dtype).name for leaf in leaves)
     return (shapes, dtypes), jax.tree.structure(((*variables, [0] * len(inputs.shapes)), {}))

@@ -126,6 +126,8 @@ EXPECTED: dict[str, Kind] = {
         )
     ),
     "name": or_none(TEXT),
+    # What maxima and minima do where TensorFlow compiles them: NaN where an operand is, or what its compiler has.
+    "nan": one_of("keep", "fast"),
     "native_serialization_disabled_checks": Kind(
         "a sequence of `jax.export.DisabledSafetyCheck`s",
         lambda value: _is_sequence(value) and all(isinstance(v, jax.export.DisabledSafetyCheck) for v in value),
@@ -153,6 +155,7 @@ EXPECTED: dict[str, Kind] = {
     "rtol": TOLERANCE,
     "atol": TOLERANCE,
     "signature": Kind("a text, the name of a signature", TEXT.accepts),
+    "source_info": FLAG,
     "stablehlo_version": or_none(Kind("a text such as '1.13.0' or 'tensorflow==2.18'", TEXT.accepts)),
     "target": or_none(Kind("a text such as 'tensorflow==2.18' or '1.13.0' (a StableHLO version)", TEXT.accepts)),
     "timeout": POSITIVE,

@@ -16,7 +16,7 @@ _FACTORS = (2, 4, 8, 16, 32)
 _TRIED = 24
 
 
-def advice(error: Exception, signature: Signature, works: Callable[[Signature], bool]) -> str | None:
+def advice(error: BaseException, signature: Signature, works: Callable[[Signature], bool]) -> str | None:
     """Returns a sentence that says what to write about sizes; None where that is not what the function fails for.
 
     Args:

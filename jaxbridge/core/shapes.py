@@ -96,11 +96,21 @@ class Signature:
         """Returns the signature with every symbol equal to `size`; None where that breaks a constraint."""
         return self.evaluated(dict.fromkeys(self.symbols(), size))
 
-    def at_sizes(self, shapes: Sequence[tuple[int, ...]]) -> Signature:
-        """Returns the signature of arrays with exactly these shapes."""
-        return dataclasses.replace(
-            self, shapes=tuple(dims.join_shape([str(d) for d in shape]) for shape in shapes), constraints=()
-        )
+    def at_known_sizes(self, shapes: Sequence[Sequence[Size]]) -> Signature:
+        """Returns the signature of arrays of these shapes: sizes that are known in the place of their symbols."""
+        texts = [dims.split_shape(shape) for shape in self.shapes]
+        known = [
+            [(text, size) for text, size in zip(*pair, strict=True) if size is not None]
+            for pair in zip(texts, shapes, strict=True)
+        ]
+        values = dims.solve([[text for text, _ in row] for row in known], [[size for _, size in row] for row in known])
+        put = {name: str(value) for name, value in values.items()}
+        rows = [
+            [dims.substituted(text, put) if size is None else str(size) for text, size in zip(*pair, strict=True)]
+            for pair in zip(texts, shapes, strict=True)
+        ]
+        constraints = tuple(dims.substituted(c, put) for c in self.constraints if set(dims.symbols_in(c)) - put.keys())
+        return dataclasses.replace(self, shapes=tuple(map(dims.join_shape, rows)), constraints=constraints)
 
     def followed_by(self, mask: ArraySpec, index: int) -> Signature:
         """Returns the signature with one more array, whose sizes are the leading ones of array `index`, as a mask's are."""
@@ -130,7 +140,8 @@ class Signature:
         sizes = [[dims.evaluate(d, env) for d in row] for row in self.normal_sizes]
         if any(size < 0 for row in sizes for size in row) or not self._hold(sizes):
             return None
-        return self.at_sizes([tuple(row) for row in sizes])
+        shapes = tuple(dims.join_shape(list(map(str, row))) for row in sizes)
+        return dataclasses.replace(self, shapes=shapes, constraints=())
 
     def _hold(self, sizes: Sequence[Sequence[int]]) -> bool:
         return all(condition for condition, _ in self.conditions(sizes))

@@ -76,6 +76,8 @@ def export_saved_model(
     *,
     platforms: Sequence[str] | None = None,
     target: str | None = None,
+    nan: str = "keep",
+    source_info: bool = False,
     training: bool = False,
     gradient_order: int = 1,
     inputs: Any = None,
@@ -100,6 +102,11 @@ def export_saved_model(
         target: what to write for: "tensorflow==2.18" (that release and all newer ones serve it), a StableHLO version such
             as "1.9.0", or None for the installed TensorFlow. The comparison runs in the installed TensorFlow all the same,
             which reads what older ones read.
+        nan: "keep": maxima and minima of floats in JAX code are NaN where an operand is, as they are in JAX. "fast": as
+            TensorFlow's compiler has them, which on CPU may drop the NaN. TensorFlow Lite converts nothing else. Whatever the
+            layers were made with.
+        source_info: whether the file holds the files and lines of the JAX code, which are absolute paths of this machine,
+            beside the names of scopes and modules, which profiles show.
         training: whether the endpoint calls the model in training mode.
         gradient_order: up to which order the served model can be differentiated. Each order above 1 adds a module of about
             the size of the backward pass; those in which an order cannot be traced are an error.
@@ -140,7 +147,7 @@ def export_saved_model(
     directory = Path(path).resolve()  # a symbolic link stays one
     check_directory(directory)
     endpoint = make_endpoint(model, training, inputs, polymorphic_shapes, polymorphic_constraints)
-    lowering = Lowering(_checked_platforms(platforms, verify), target)
+    lowering = Lowering(_checked_platforms(platforms, verify), target, nan, bool(source_info))
     written_for = targets.resolve(target)
     with workshop(directory) as folder:
         written = folder / "model"
@@ -149,7 +156,7 @@ def export_saved_model(
             _describe(written, written_for, lowering)
             said = read_records(written)
             jax_functions = write_artifacts(endpoint, written, lowering.platforms or ()) if said else ()
-        verification = compare_served(endpoint, written, _SIGNATURE, cases) if verify else None
+        verification = compare_served(endpoint, written, _SIGNATURE, cases, nan == "keep") if verify else None
         graph_bytes = (written / "saved_model.pb").stat().st_size
         with writing_to(directory):
             put(written, directory, folder / "replaced")

@@ -9,6 +9,7 @@ replace this file: `tests/jax2tf/test_private_apis.py` fails when the names belo
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -41,14 +42,22 @@ _PASSES = "builtin.module(func.func(stablehlo-legalize-composite-to-call))"
 _SHAPE_ASSERTION = "stablehlo.custom_call @shape_assertion("
 
 
-def portable_module(mlir_text: str, *, shardings: bool = True, accuracies: bool = True, locations: bool = False) -> str:
-    """Returns a module's text in the form every reader takes: composites as calls, no debug locations, no assertions.
+def portable_module(
+    mlir_text: str,
+    *,
+    shardings: bool = True,
+    accuracies: bool = True,
+    source_info: bool = False,
+    rewrite: Callable[[Any], None] | None = None,
+) -> str:
+    """Returns a module's text in the form every reader takes: composites as calls, no assertions.
 
     Args:
         mlir_text: the module.
         shardings: whether annotations of the Shardy partitioner stay.
         accuracies: whether ops keep the accuracy that was asked of them.
-        locations: whether debug locations stay; they are the author's absolute paths.
+        source_info: whether files and lines stay, which are the author's absolute paths. Names of scopes always do.
+        rewrite: changes the module, if given.
     """
     with _mlir.make_ir_context():
         stablehlo.register_stablehlo_passes()
@@ -58,12 +67,33 @@ def portable_module(mlir_text: str, *, shardings: bool = True, accuracies: bool 
             visit_operations(module, _without_sharding)
         if not accuracies:
             visit_operations(module, _without_accuracy)
-        lines = module.operation.get_asm(enable_debug_info=locations).splitlines()
-    return "\n".join(line for line in lines if not line.lstrip().startswith(_SHAPE_ASSERTION))
+        if rewrite is not None:
+            rewrite(module)
+        lines = module.operation.get_asm(enable_debug_info=True).splitlines()
+    kept = (line for line in lines if not line.lstrip().startswith(_SHAPE_ASSERTION))
+    return "\n".join((_older_location if source_info else _without_files)(line) for line in kept)
 
 
-def visit_operations(module: ir.Module, visit: Callable[[Any], None]) -> None:
-    """Calls `visit` with every operation of a module; it may change or erase it, since the walk is over by then."""
+#: How MLIR's text defines a location: `#loc7 = loc("a name"(#loc3))`, or a file, a call site, a fusion of several.
+_LOCATION = re.compile(r'(#loc\d*) = loc\((?:("(?:[^"\\]|\\.)*")(?!:\d).*|.*)\)')
+
+#: A range of places in a file, `"model.py":4:45 to :91`, of which older readers know the start.
+_RANGE = re.compile(r'("(?:[^"\\]|\\.)*":\d+:\d+) to (?:\d+)?:\d+')
+
+
+def _without_files(line: str) -> str:
+    """Returns a line of a module; where it defines a location, with the name alone."""
+    if not line.startswith("#loc"):
+        return line
+    return _LOCATION.sub(lambda match: f"{match[1]} = loc({match[2] or 'unknown'})", line)
+
+
+def _older_location(line: str) -> str:
+    return _RANGE.sub(r"\1", line) if line.startswith("#loc") else line
+
+
+def operations(module: ir.Module) -> list[Any]:
+    """Returns every operation of a module, those inside others too."""
     found: list[Any] = []
 
     def note(operation: Any) -> Any:
@@ -71,8 +101,64 @@ def visit_operations(module: ir.Module, visit: Callable[[Any], None]) -> None:
         return ir.WalkResult.ADVANCE
 
     module.operation.walk(note)
-    for operation in found:
+    return found
+
+
+def visit_operations(module: ir.Module, visit: Callable[[Any], None]) -> None:
+    """Calls `visit` with every operation of a module; it may change or erase it, since the walk is over by then."""
+    for operation in operations(module):
         visit(operation)
+
+
+def is_float(value: Any) -> bool:
+    """Returns whether a value of a module is an array of real floats, of any width."""
+    return isinstance(value.type.element_type, ir.FloatType)
+
+
+def origin(value: Any) -> tuple[Any, int | None]:
+    """Returns the operation that makes a value and None; or the one whose block takes it, and the argument's number."""
+    if isinstance(value, ir.BlockArgument):
+        return value.owner.owner, value.arg_number
+    return value.owner, None
+
+
+def is_splat_number(constant: Any) -> bool:
+    """Returns whether a constant of floats is one number, and not NaN, everywhere."""
+    value = constant.attributes["value"]
+    return value.is_splat and not math.isnan(ir.FloatAttr(value.get_splat_value()).value)
+
+
+def attribute_text(operation: Any, name: str) -> str:
+    """Returns an attribute of text (a symbol's name, a reference to one); "" if the operation has none of this name."""
+    return str(operation.attributes[name]).strip('"@') if name in operation.attributes else ""
+
+
+def replace_by_choice(operation: Any, direction: str) -> None:
+    """Puts `select(a <direction> b or a != a, a, b)` in the place of an operation of two floats."""
+    first, second = operation.operands
+    with ir.InsertionPoint(operation), operation.location:
+        compared = (
+            stablehlo.compare(left, right, stablehlo.ComparisonDirectionAttr.get(how))
+            for left, right, how in ((first, second, direction), (first, first, "NE"))
+        )
+        chosen = stablehlo.select(stablehlo.or_(*compared), first, second)
+    operation.results[0].replace_all_uses_with(chosen)
+    operation.erase()
+
+
+def swap_operands(operation: Any) -> None:
+    """Exchanges the two operands of an operation."""
+    first, second = operation.operands
+    operation.operands[0], operation.operands[1] = second, first
+
+
+def split_clamp(clamp: Any) -> None:
+    """Puts a maximum and a minimum in the place of a clamp."""
+    low, value, high = clamp.operands
+    with ir.InsertionPoint(clamp), clamp.location:
+        within = stablehlo.minimum(stablehlo.maximum(value, low), high)
+    clamp.results[0].replace_all_uses_with(within)
+    clamp.erase()
 
 
 def _without_sharding(operation: Any) -> None:

@@ -6,6 +6,7 @@ The XlaCallModule op has no Python function in the public API; `jax.experimental
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,3 +62,8 @@ def call_flat(function: Any, tensors: Sequence[Any]) -> Any:
     TensorFlow 2.21: 0.29 ms, of a `tf.function` 0.55 ms, this 0.17 ms). Gradients are recorded as in the public call.
     """
     return function._call_flat(list(tensors), function.captured_inputs)
+
+
+def stop_recording() -> contextlib.AbstractContextManager[None]:
+    """Returns a context that no tape of this thread sees; the public `GradientTape.stop_recording` is of one tape."""
+    return _record.stop_recording()

@@ -18,14 +18,16 @@ from jaxbridge.core import dims, records
 from jaxbridge.core._jax_private import trace_context
 from jaxbridge.core.arguments import checked
 from jaxbridge.core.canonical import canonical_key
+from jaxbridge.core.helpful_sizes import advice
 from jaxbridge.core.programs import MADE_KEPT, PROGRAMS, Program
-from jaxbridge.core.shapes import Signature, make_signature
+from jaxbridge.core.shapes import Signature, Size, make_signature
 from jaxbridge.core.tree_paths import path_text, plain_containers
-from jaxbridge.errors import ConversionError, ShapeError
+from jaxbridge.errors import ConversionError, DifferentiationError, ShapeError
 from jaxbridge.jax2tf import targets
 from jaxbridge.jax2tf.call_module import jax_dtype, tf_dtype
-from jaxbridge.jax2tf.gradients import Differentiable
+from jaxbridge.jax2tf.gradients import Differentiable, Run, run_here
 from jaxbridge.jax2tf.lowering import LoweringOptions
+from jaxbridge.jax2tf.settled import warn_of_settled
 from jaxbridge.jax2tf.statistics import count
 
 
@@ -39,6 +41,10 @@ def convert(
     native_serialization_platforms: Sequence[str] | None = None,
     native_serialization_disabled_checks: Sequence[Any] = (),
     stablehlo_version: str | None = None,
+    nan: str = "keep",
+    source_info: bool = False,
+    native_serialization: bool | None = None,
+    enable_xla: bool | None = None,
 ) -> Callable[..., Any]:
     """Makes a TensorFlow function of a JAX function.
 
@@ -63,6 +69,13 @@ def convert(
         stablehlo_version: StableHLO version to write, such as "1.13.0", or a TensorFlow release to write for, such as
             "tensorflow==2.18"; None for what the installed TensorFlow reads. What the installed TensorFlow and JAX do not
             know is not written either.
+        nan: "keep": a maximum or minimum of floats is NaN where an operand is, as in JAX and numpy, elementwise, in
+            reductions, pooling, scatter and their gradients. "fast": as TensorFlow's compiler has them, which on CPU may
+            drop the NaN; TensorFlow Lite converts nothing else.
+        source_info: whether the module holds files and lines of the function's code, absolute paths, beside the names of its
+            scopes and modules, which profiles show.
+        native_serialization: taken for the sake of jax2tf, with a warning: True is always so, and False changes nothing.
+        enable_xla: taken like it.
 
     Returns:
         A function that takes and returns pytrees of tensors in place of arrays. Floats and integers of 64 bits are
@@ -93,7 +106,10 @@ def convert(
         tuple(native_serialization_platforms or ()) or None,
         tuple(native_serialization_disabled_checks),
         stablehlo_version,
+        nan,
+        bool(source_info),
     )
+    warn_of_settled({"native_serialization": native_serialization, "enable_xla": enable_xla})
     targets.resolve(stablehlo_version)  # now, so that a mistake is known before a call
     conversions = _Conversions(fun_jax, options)
     constraints = tuple(polymorphic_constraints)
@@ -122,6 +138,9 @@ class Conversion:
         options: LoweringOptions,
     ):
         self.signature = signature
+        self._made_of = fn, treedef, options
+        self._narrowed: dict[Any, Conversion | None] = {}
+        self._lock = threading.RLock()
         out_trees: list[Any] = []
         #: What layers inside the function say of sharding.
         self._records: dict[records.Record, None] = {}
@@ -138,28 +157,98 @@ class Conversion:
             return [leaf for _, leaf in pairs]
 
         self._out_trees = out_trees
-        self.function = Differentiable(flat, signature.structs(), options)
+        narrowed = self._with_gradient_at if signature.symbols() else None
+        self.function = Differentiable(flat, signature.structs(), options, narrowed=narrowed)
 
-    def __call__(self, tensors: Sequence[Any], with_gradient: bool, wanted: Sequence[bool] | None = None) -> Any:
+    def __call__(
+        self, tensors: Sequence[Any], with_gradient: bool, wanted: Sequence[bool] | None = None, run: Run = run_here
+    ) -> Any:
+        """Runs the function on a list of tensors and returns its outputs, a pytree; see `Differentiable`."""
         message = "This function was converted with `with_gradient=False`: convert it with `with_gradient=True`."
-
-        def run(checked: list[Any]) -> list[Any]:
-            _ = self.function.traced  # by which the records are known
-            with records.written(self._records):
-                if with_gradient:
-                    return self.function(checked, wanted)
-                return self.function.without_gradient(checked, message)
-
-        outs = self.around(tensors, run)
-        return jax.tree.unflatten(self._out_trees[0], outs)  # known now: the call may have been the first to trace
-
-    def around(self, tensors: Sequence[Any], run: Callable[[list[Any]], Any]) -> Any:
-        """Returns what `run` makes of the tensors, a pytree: their sizes are checked first, known sizes of outputs set."""
         tensors = checked_sizes(self.signature, tensors)
-        outs = run(tensors)
+        _ = self.function.traced  # by which the records and the structure of the outputs are known
+        with records.written(self._records):
+            if with_gradient:
+                outs = self.function(tensors, wanted, run)
+            else:
+                outs = self.function.without_gradient(tensors, message)
         if not tf.executing_eagerly():
-            _set_known_sizes(jax.tree.leaves(outs), self.function.out_structs, self.signature, tensors)
-        return outs
+            _set_known_sizes(outs, self.function.out_structs, self.signature, tensors)
+        return jax.tree.unflatten(self._out_trees[0], outs)
+
+    def at_known_sizes(
+        self, error: Exception, what: str, shapes: Sequence[Sequence[Size]], trace: Callable[[Conversion], object]
+    ) -> Conversion | None:
+        """Returns the conversion in which sizes that are known stand in the place of their symbols; None if that is no help.
+
+        Axis 0 stays a symbol where it can, since its size differs from batch to batch.
+
+        Args:
+            error: why it cannot be traced with symbols.
+            what: what cannot be; one warning says so.
+            shapes: a shape per argument.
+            trace: traces what must be.
+        """
+        with self._lock:
+            for known in ([(None, *shape[1:]) if shape else () for shape in shapes], shapes):
+                signature = self.signature.at_known_sizes(known)
+                if signature == self.signature:
+                    continue
+                is_first = not any(key[0] == what for key in self._narrowed)
+                if (what, signature) not in self._narrowed:
+                    self._narrowed[what, signature] = self._at(signature, trace)
+                    if is_first:
+                        self._warn_narrowed(what, error.__cause__ or error)
+                if (found := self._narrowed[what, signature]) is not None:
+                    return found
+        return None
+
+    def _at(self, signature: Signature, trace: Callable[[Conversion], object]) -> Conversion | None:
+        """Returns the function converted for another signature; None where it cannot be traced with its symbols."""
+        fn, treedef, options = self._made_of
+        conversion = Conversion(fn, treedef, signature, options)
+        try:
+            trace(conversion)
+        except Exception:  # whatever the user's function raises at symbolic sizes
+            if not signature.symbols():
+                raise
+            return None
+        return conversion
+
+    def _warn_narrowed(self, what: str, error: BaseException) -> None:
+        warnings.warn(
+            f"{what} cannot be traced for unknown sizes ({type(error).__name__}: {str(error).splitlines()[0]}), so it is "
+            "converted anew for every new input shape. Say what is known of the sizes with `polymorphic_shapes`, or make "
+            "them fixed with `keras.Input(..., batch_size=)`.",
+            stacklevel=2,
+        )
+
+    def _with_gradient_at(
+        self, error: DifferentiationError, tensors: Sequence[Any], prepare: Callable[[Differentiable], object]
+    ) -> Differentiable:
+        """Returns the function in which sizes that are known of tensors are no symbols, once `prepare` traced its gradient."""
+        shapes = [tuple(tensor.shape.as_list()) for tensor in tensors]
+        trace = lambda conversion: prepare(conversion.function)
+        found = self.at_known_sizes(error, "The gradient of a function", shapes, trace)
+        if found is None:
+            raise self._gradient_error(error) from error
+        return found.function
+
+    def _gradient_error(self, error: DifferentiationError) -> DifferentiationError:
+        def works(signature: Signature) -> bool:
+            try:
+                return self._at(signature, lambda conversion: conversion.function.pullback.traced) is not None
+            except Exception:  # as in `_at`, at concrete sizes
+                return False
+
+        cause, signature = error.__cause__ or error, self.signature
+        said = advice(cause, signature, works)
+        if said is None:
+            return error
+        return DifferentiationError(
+            f"JAX cannot differentiate this function for inputs of shapes {', '.join(signature.shapes[signature.leading :])}, "
+            f"whose sizes are unknown: {cause} {said}"
+        )
 
 
 class _Conversions:

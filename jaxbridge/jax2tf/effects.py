@@ -30,12 +30,22 @@ def check_effects(jaxpr: Any) -> None:
             a `call_tf` with `call_tf_graph=True`.
     """
     left_out: dict[str, None] = {}
+    frozen: dict[str, None] = {}
     for equation, line in located_equations(jaxpr):
         message = _refusal(equation)
         if message is not None:
             raise UnsupportedOperationError(f"{place(equation.primitive.name, line)} {message}")
+        if equation.primitive.name == "call_tf":
+            frozen.update(dict.fromkeys(f"'{name}'" for name in _captured_variables(equation)))
         if equation.primitive.name in _DEBUGGING:
             left_out[f"`{_DEBUGGING[equation.primitive.name]}`{line and f' at {line}'}"] = None
+    if frozen:
+        warnings.warn(
+            f"A TensorFlow function inside (`call_tf`) reads {', '.join(frozen)}. Conversion keeps the values of now as "
+            "constants: the converted function sees no later assignment, and they have no gradient in it. Pass the values as "
+            "arguments of the function instead.",
+            stacklevel=2,
+        )
     if left_out:
         warnings.warn(
             f"TensorFlow cannot call back into Python, so the converted function is without {', '.join(left_out)}: nothing "
@@ -43,6 +53,12 @@ def check_effects(jaxpr: Any) -> None:
             "write `tf.print` outside of the JAX function.",
             stacklevel=2,
         )
+
+
+def _captured_variables(equation: Any) -> list[str]:
+    """Returns the names of the variables that the TensorFlow function of a `call_tf` reads."""
+    function = equation.params["function_flat_tf"].get_concrete_function(*equation.params["args_flat_sig_tf"])
+    return [variable.name for variable in function.variables]
 
 
 def located_equations(jaxpr: Any, line: str = "") -> Iterator[tuple[Any, str]]:

@@ -15,63 +15,33 @@ Four causes for the way it is written, each seen to fail otherwise:
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.export
-import jax.numpy as jnp
 import tensorflow as tf
 from jax.interpreters import ad
 
-from jaxbridge.core.dims import symbols_in
 from jaxbridge.core.jaxprs import check_lengths, equations, inner_jaxprs, refuse_too_large
+from jaxbridge.core.made_once import made_once
 from jaxbridge.errors import DifferentiationError
 from jaxbridge.jax2tf import _tf_private
 from jaxbridge.jax2tf.call_module import emit
 from jaxbridge.jax2tf.effects import check_effects
 from jaxbridge.jax2tf.lowering import LoweredModule, LoweringOptions, lower
+from jaxbridge.jax2tf.residuals import ResidualForm, conjugated, differentiating, is_inexact, residual_form
 from jaxbridge.jax2tf.saved_gradients import kept_pullback
 
+#: Runs a lowered module on tensors, one per argument of its function; nobody can differentiate what it returns.
+Run = Callable[..., list[Any]]
 
-class ResidualForm:
-    """The forward pass with residuals, and the backward pass.
 
-    Args:
-        forward: the forward pass.
-        used_args: indices of the arguments that the backward pass takes.
-        backward: takes the fresh residuals, then the arguments at `used_args`, then a cotangent per differentiable output;
-            returns a gradient per differentiable argument.
-        structs: shape and dtype of what `backward` takes.
-        function: the function.
-    """
-
-    def __init__(
-        self,
-        forward: LoweredModule,
-        used_args: tuple[int, ...],
-        backward: Callable[..., tuple[Any, ...]],
-        structs: Sequence[Any],
-        function: Differentiable,
-    ):
-        self.forward, self.used_args = forward, used_args
-        self._backward, self._structs = backward, tuple(structs)
-        self._wrt, self._options = function.wrt, function.options
-        self._lowered: dict[tuple[int, ...], LoweredModule] = {}
-
-    def backward(self, wrt: tuple[int, ...]) -> LoweredModule:
-        """Returns the backward pass for the gradients of these arguments."""
-        if wrt not in self._lowered:
-            wanted = [self._wrt.index(i) for i in wrt]
-
-            def part(*values: Any) -> list[Any]:
-                gradients = self._backward(*values)  # traced once, whatever number of gradients is wanted
-                return [gradients[n] for n in wanted]
-
-            self._lowered[wrt] = lower(jax.jit(part), self._structs, self._options)
-        return self._lowered[wrt]
+def run_here(module: LoweredModule, args: Sequence[Any], may_be_pruned: bool = False) -> list[Any]:
+    """Runs a module as an op of its own in the graph that is being traced, or eagerly."""
+    return [tf.stop_gradient(out) for out in emit(module, args, may_be_pruned)]
 
 
 class Differentiable:
@@ -83,6 +53,9 @@ class Differentiable:
         options: how to lower.
         is_gradient: whether it is the gradient of another one. TensorFlow asks for all gradients of a function, so a graph
             holds ops for some that nobody uses, and runs only the others.
+        narrowed: for a function whose gradient cannot be traced with symbols: takes the error, the arguments of a call and
+            what traces the gradient; returns the function in which sizes that are known stand in the place of their
+            symbols, or raises a DifferentiationError.
     """
 
     def __init__(
@@ -91,16 +64,19 @@ class Differentiable:
         structs: Sequence[jax.ShapeDtypeStruct],
         options: LoweringOptions,
         is_gradient: bool = False,
+        narrowed: Callable[..., Differentiable] | None = None,
     ):
         # One jitted function for all forms: `fn` itself is traced once, whatever is asked of it afterwards.
         self.jitted = jax.jit(lambda *args: tuple(fn(*args)))
         self.structs = tuple(structs)
         self.options = options
-        self._emit = functools.partial(emit, may_be_pruned=is_gradient)
+        self.lock = threading.RLock()
+        self._is_gradient, self._narrowed = is_gradient, narrowed
+        self._failure: DifferentiationError | None = None
         #: Indices of the arguments that have a gradient.
         self.wrt = tuple(i for i, struct in enumerate(self.structs) if is_inexact(struct))
 
-    @functools.cached_property
+    @made_once
     def traced(self) -> jax.stages.Traced:
         traced = self.jitted.trace(*self.structs)
         refuse_too_large(traced.jaxpr)
@@ -108,36 +84,35 @@ class Differentiable:
         check_effects(traced.jaxpr)
         return traced
 
-    @functools.cached_property
+    @made_once
     def plain(self) -> LoweredModule:
         _ = self.traced  # which is refused, if need be, before it is lowered
         return lower(self.jitted, self.structs, self.options)
 
-    @functools.cached_property
+    @made_once
     def out_structs(self) -> tuple[Any, ...]:
         return tuple(self.traced.out_info)
 
-    @functools.cached_property
+    @made_once
     def outs_with_gradient(self) -> tuple[int, ...]:
         return tuple(i for i, struct in enumerate(self.out_structs) if is_inexact(struct))
 
-    @functools.cached_property
-    def refusal(self) -> str | None:
-        """Why JAX cannot differentiate the function in reverse mode; None if it can."""
+    @made_once
+    def refusal(self) -> DifferentiationError | None:
+        """Why JAX cannot differentiate the function in reverse mode; None if it can, as far as its primitives say."""
         if not any(map(_may_lack_gradient, equations(self.traced.jaxpr, _lacks_own_derivative))):
             return None
-        cotangents = [self.out_structs[i] for i in self.outs_with_gradient]
         try:
-            jax.eval_shape(self._pullback, *self.structs, *cotangents)
+            _ = self.pullback.traced
         except DifferentiationError as error:
-            return str(error)
+            return error
         return None
 
-    @functools.cached_property
+    @made_once
     def residual(self) -> ResidualForm:
-        return _residual_form(self)
+        return residual_form(self)
 
-    @functools.cached_property
+    @made_once
     def pullback(self) -> Differentiable:
         """The function `(*args, *cotangents) -> gradients`, itself differentiable."""
         cotangents = [self.out_structs[i] for i in self.outs_with_gradient]
@@ -145,9 +120,9 @@ class Differentiable:
 
     def _pullback(self, *args_and_cotangents: Any) -> tuple[Any, ...]:
         args = args_and_cotangents[: len(self.structs)]
-        with _differentiating():
+        with differentiating():
             _, vjp, _ = self.vjp(args)
-            return _conjugated(vjp(_conjugated(args_and_cotangents[len(self.structs) :])))
+            return conjugated(vjp(conjugated(args_and_cotangents[len(self.structs) :])))
 
     def vjp(self, args: Sequence[Any]) -> tuple[tuple[Any, ...], Callable[..., Any], tuple[Any, ...]]:
         """Returns `jax.vjp` over the differentiable arguments and outputs: those outputs, the closure, the others."""
@@ -161,7 +136,7 @@ class Differentiable:
 
         return jax.vjp(differentiable_part, *(args[i] for i in self.wrt), has_aux=True)
 
-    def __call__(self, args: Sequence[Any], wanted: Sequence[bool] | None = None) -> list[Any]:
+    def __call__(self, args: Sequence[Any], wanted: Sequence[bool] | None = None, run: Run = run_here) -> list[Any]:
         """Runs the function on tensors, one per argument, and returns one tensor per output.
 
         Args:
@@ -170,21 +145,41 @@ class Differentiable:
                 without one that is wanted the forward pass runs again, and those that are not wanted are computed apart
                 from the others. None: those that a tape records, which is not known for the arguments of a `tf.function`
                 under an outer tape.
+            run: runs a module.
         """
-        args = [tf.identity(arg) for arg in args]
-        if not self.wrt:
-            return self._emit(self.plain, args)
-        if not self.outs_with_gradient:  # or a tape asks the op itself, which has none
-            return [tf.stop_gradient(out) for out in self._emit(self.plain, args)]
-        if self.refusal is not None:
-            return self.without_gradient(args, self.refusal)
-        saved_pullback = kept_pullback(self)
+        args, run = list(args), functools.partial(run, may_be_pruned=self._is_gradient)
+        if not self.wrt or not self.outs_with_gradient:
+            return run(self.plain, args)
+        saved_pullback = kept_pullback(self) if self.refusal is None else None
+        if saved_pullback is not None:
+            return self._with_gradient(
+                run(self.plain, args), (), args, lambda _, xs, cts: list(saved_pullback(*xs, *cts))
+            )
         wanted = self.recorded(args) if wanted is None else wanted
-        if saved_pullback is None and any(wanted[i] for i in self.wrt):
-            return self._call_with_residuals(args, wanted)
-        outs = self._emit(self.plain, args)
-        pullback = saved_pullback or (lambda *values: self.pullback(values))
-        return self._with_gradient(outs, (), args, lambda _, xs, cts: list(pullback(*xs, *cts)))
+        if any(wanted[i] for i in self.wrt):
+            part = tuple(i for i in self.wrt if wanted[i])
+            try:
+                chosen = self._differentiable(args, lambda function: function.residual.backward(part))
+            except DifferentiationError as error:
+                return self.without_gradient(args, str(error), run)
+            return chosen._call_with_residuals(args, part, run)
+        return self._call_plain(args, run)
+
+    def _differentiable(self, args: Sequence[Any], prepare: Callable[[Differentiable], object]) -> Differentiable:
+        """Returns this function, or what `narrowed` makes of it, once `prepare` has traced its gradient.
+
+        Raises:
+            DifferentiationError: the gradient of neither can be traced.
+        """
+        if self._failure is None:
+            try:
+                prepare(self)
+                return self
+            except DifferentiationError as error:
+                self._failure = error
+        if self._narrowed is None:
+            raise self._failure
+        return self._narrowed(self._failure, args, prepare)
 
     @staticmethod
     def recorded(args: Sequence[Any]) -> tuple[bool, ...]:
@@ -193,34 +188,47 @@ class Differentiable:
             return (_tf_private.is_recorded(args),) * len(args)
         return tuple([_tf_private.is_recorded([arg]) for arg in args])
 
-    def without_gradient(self, args: Sequence[Any], message: str) -> list[Any]:
+    def without_gradient(self, args: Sequence[Any], message: str, run: Run = run_here) -> list[Any]:
         """Runs the function on tensors; asking for a gradient raises with `message`."""
-        outs = self._emit(self.plain, args)
+        outs = run(self.plain, args)
         graph = tf.compat.v1.get_default_graph()
         if not self.wrt:
             return outs
         refused = lambda _, xs, __: _refused_gradients([xs[i] for i in self.wrt], message, graph)
         return self._with_gradient(outs, (), args, refused)
 
-    def _call_with_residuals(self, args: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
-        form = self.residual
-        # The residuals too: with two tapes around a function TensorFlow differentiates all that its graph captured.
-        results = [tf.stop_gradient(result) for result in self._emit(form.forward, args)]
+    def _call_plain(self, args: Sequence[Any], run: Run) -> list[Any]:
+        """Runs the function; its gradient, of which nobody knows yet whether it is asked for, runs it again."""
+        graph = tf.compat.v1.get_default_graph()
+
+        def backward(_: Any, xs: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
+            try:
+                chosen = self._differentiable(xs, lambda function: function.pullback.traced)
+            except DifferentiationError as error:
+                if self.refusal is None:
+                    raise
+                return _refused_gradients([xs[i] for i in self.wrt], str(error), graph)
+            return chosen.pullback([*xs, *cts], run=run)
+
+        return self._with_gradient(run(self.plain, args), (), args, backward)
+
+    def _call_with_residuals(self, args: Sequence[Any], wanted: tuple[int, ...], run: Run) -> list[Any]:
+        form, others = self.residual, tuple(i for i in self.wrt if i not in wanted)
+        results = run(form.forward, args)
         count = len(self.out_structs)
         outs, residuals = results[:count], results[count:]
-        parts = [tuple(i for i in self.wrt if wanted[i] == which) for which in (True, False)]
 
         def backward(residuals: Sequence[Any], xs: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
             values = [*residuals, *(xs[i] for i in form.used_args), *cts]
             grads: dict[int, Any] = {}
-            for part in filter(None, parts):
-                grads.update(zip(part, emit(form.backward(part), values, may_be_pruned=True), strict=True))
+            for part in filter(None, (wanted, others)):
+                grads.update(zip(part, run(form.backward(part), values, may_be_pruned=True), strict=True))
             again = self.pullback
             return _attach_gradient(
-                [tf.stop_gradient(grads[i]) for i in self.wrt],
+                [grads[i] for i in self.wrt],
                 (),
                 [*xs, *cts],
-                lambda _, both, cts2: again.scatter(again.pullback([*both, *cts2])),
+                lambda _, both, cts2: again.scatter(again.pullback([*both, *cts2], run=run)),
             )
 
         return self._with_gradient(outs, residuals, args, backward)
@@ -230,7 +238,7 @@ class Differentiable:
     ) -> list[Any]:
         """Returns `outs` with a gradient for those that have one."""
         tied = _attach_gradient(
-            [tf.stop_gradient(outs[i]) for i in self.outs_with_gradient],
+            [outs[i] for i in self.outs_with_gradient],
             residuals,
             args,
             lambda rs, xs, cts: self.scatter(backward(rs, xs, cts)),
@@ -248,32 +256,18 @@ class Differentiable:
         return full
 
 
-def is_inexact(value: Any) -> bool:
-    """Returns whether a value is of a floating or complex dtype, and so has a gradient."""
-    return jnp.issubdtype(value.dtype, jnp.inexact)
-
-
-@contextlib.contextmanager
-def _differentiating() -> Iterator[None]:
-    """Returns a context in which what JAX raises while it differentiates becomes a DifferentiationError."""
-    try:
-        yield
-    except Exception as error:  # ValueError, NotImplementedError, TypeError ... by primitive
-        raise DifferentiationError(
-            f"JAX cannot differentiate this function in reverse mode: {error} Write `lax.fori_loop` with fixed "
-            "bounds, `lax.scan`, or give it a rule with `jax.custom_vjp`; convert it with `with_gradient=False` or "
-            "call it through `tf.stop_gradient` where no gradient is needed."
-        ) from error
-
-
-def _conjugated(values: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(jnp.conj(v) if jnp.issubdtype(v.dtype, jnp.complexfloating) else v for v in values)
-
-
 def _attach_gradient(
     outs: Sequence[Any], residuals: Sequence[Any], args: Sequence[Any], backward: Callable[..., Sequence[Any]]
 ) -> list[Any]:
-    """Returns `outs`, whose gradient with respect to `args` is `backward(residuals, args, cotangents)`."""
+    """Returns `outs`, whose gradient with respect to `args` is `backward(residuals, args, cotangents)`.
+
+    Args:
+        outs: outputs that nothing differentiates: with two tapes around a function TensorFlow asks for the gradients of all
+            that its graph captured.
+        residuals: likewise.
+        args: the arguments.
+        backward: the gradient.
+    """
     split_1, split_2 = len(outs), len(outs) + len(residuals)
 
     @tf.custom_gradient
@@ -284,9 +278,9 @@ def _attach_gradient(
             # `tf.gather` and its like send sparse cotangents.
             return [None] * split_2 + list(backward(saved, xs, [tf.convert_to_tensor(ct) for ct in cotangents]))
 
-        return tuple(tf.identity(out) for out in tensors[:split_1]), grad
+        return tensors[:split_1], grad
 
-    return list(tie(*(tf.identity(tensor) for tensor in (*outs, *residuals, *args))))
+    return list(tie(*outs, *residuals, *tf.identity_n(args)))
 
 
 def _refused_gradients(args: Sequence[Any], message: str, graph: Any) -> list[Any]:
@@ -301,113 +295,6 @@ def _refused_gradients(args: Sequence[Any], message: str, graph: Any) -> list[An
         raise DifferentiationError(message)
     failing = tf.strings.to_number(message, name="this_function_has_no_gradient")
     return [tf.cast(failing, arg.dtype) * tf.ones_like(arg) for arg in args]
-
-
-def _residual_form(function: Differentiable) -> ResidualForm:
-    closure: dict[str, Any] = {}
-
-    def forward(*args: Any) -> tuple[Any, ...]:
-        with _differentiating():
-            outs, vjp, others = function.vjp(args)
-        leaves, closure["tree"] = jax.tree.flatten(vjp)
-        closure["plan"], fresh = _plan_residuals(leaves, args)
-        return (*_merge(outs, others, function), *fresh)
-
-    lowered = lower(jax.jit(forward), function.structs, function.options)
-    plan: list[_Leaf] = closure["plan"]
-    count = len(function.out_structs)
-    residual_structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in lowered.out_avals[count:]]
-    cotangent_structs = [
-        jax.ShapeDtypeStruct(lowered.out_avals[i].shape, lowered.out_avals[i].dtype)
-        for i in function.outs_with_gradient
-    ]
-    used = {leaf.index for leaf in plan if leaf.is_argument}
-    gradients = [function.structs[i] for i in function.wrt]
-    used |= _args_that_fix_symbols(function.structs, [*residual_structs, *cotangent_structs], used, gradients)
-    used_args = tuple(sorted(used))
-
-    def backward(*values: Any) -> tuple[Any, ...]:
-        fresh = values[: len(residual_structs)]
-        args = dict(zip(used_args, values[len(fresh) : len(fresh) + len(used_args)], strict=True))
-        cotangents = values[len(fresh) + len(used_args) :]
-        vjp = jax.tree.unflatten(closure["tree"], [leaf.restored(args, fresh) for leaf in plan])
-        with _differentiating():
-            return _conjugated(vjp(_conjugated(cotangents)))
-
-    structs = [*residual_structs, *(function.structs[i] for i in used_args), *cotangent_structs]
-    return ResidualForm(lowered, used_args, backward, structs, function)
-
-
-class _Leaf(NamedTuple):
-    """Where the backward pass finds one leaf of the closure of `jax.vjp`."""
-
-    is_argument: bool
-    index: int
-    key_impl: Any = None
-
-    def restored(self, args: dict[int, Any], fresh: Sequence[Any]) -> Any:
-        value = args[self.index] if self.is_argument else fresh[self.index]
-        return value if self.key_impl is None else jax.random.wrap_key_data(value, impl=self.key_impl)
-
-
-def _plan_residuals(leaves: Sequence[Any], args: Sequence[Any]) -> tuple[list[_Leaf], list[Any]]:
-    """Says where each leaf comes from, and returns the arrays that must be handed over: no argument, none twice.
-
-    Typed PRNG keys (from rematerialised dropout) travel as their key data.
-    """
-    plan: list[_Leaf] = []
-    fresh: list[Any] = []
-    seen: dict[int, _Leaf] = {}
-    for leaf in leaves:
-        index = next((i for i, arg in enumerate(args) if arg is leaf), None)
-        if index is not None:
-            plan.append(_Leaf(True, index))
-            continue
-        if id(leaf) not in seen:
-            is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-            seen[id(leaf)] = _Leaf(False, len(fresh), jax.random.key_impl(leaf) if is_key else None)
-            fresh.append(jax.random.key_data(leaf) if is_key else leaf)
-        plan.append(seen[id(leaf)])
-    return plan, fresh
-
-
-def _merge(outs: Sequence[Any], others: Sequence[Any], function: Differentiable) -> list[Any]:
-    with_gradient, without = iter(outs), iter(others)
-    return [next(with_gradient) if is_inexact(struct) else next(without) for struct in function.out_structs]
-
-
-def _args_that_fix_symbols(
-    args: Sequence[Any], others: Sequence[Any], used: set[int], results: Sequence[Any]
-) -> set[int]:
-    """Returns arguments that the backward pass must take only because they tell the size of a symbol.
-
-    `jax.export` finds a symbol where it stands alone as a size of an argument; a residual of size `b*t` tells neither.
-
-    Args:
-        args: the arguments of the function.
-        others: what the backward pass takes beside arguments of the function.
-        used: indices of the arguments that it takes anyway.
-        results: what it returns: the gradient has the size of an axis of which nothing else is left (a mean over it).
-    """
-    taken = [*others, *(args[i] for i in used)]
-    needed = {symbol for struct in [*taken, *results] for symbol in _symbols(struct)}
-    told = {symbol for struct in taken for symbol in _lone_symbols(struct)}
-    added: set[int] = set()
-    for symbols_of in (_lone_symbols, _symbols):  # those in expressions (`2*k`) only where there is no other
-        for index, struct in enumerate(args):
-            new = (symbols_of(struct) & needed) - told
-            if new:
-                added.add(index)
-                told |= new
-    return added
-
-
-def _symbols(struct: Any) -> set[str]:
-    return {name for size in struct.shape if not isinstance(size, int) for name in symbols_in(str(size))}
-
-
-def _lone_symbols(struct: Any) -> set[str]:
-    return {str(size) for size in struct.shape if not isinstance(size, int) and str(size).isidentifier()}
 
 
 def _lacks_own_derivative(equation: Any) -> bool:

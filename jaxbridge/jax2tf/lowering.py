@@ -24,11 +24,15 @@ class LoweringOptions:
         platforms: such as ("cpu", "cuda"); None for JAX's default backend.
         disabled_checks: safety checks of `jax.export` to leave out.
         target: what to write for, as `targets.resolve` takes it; None for the installed TensorFlow.
+        nan: one of `NAN`: whether maxima and minima keep NaN, as they do in JAX, or run as TensorFlow runs them.
+        source_info: whether files and lines of the function are written, beside the names of its scopes.
     """
 
     platforms: tuple[str, ...] | None = None
     disabled_checks: tuple[Any, ...] = ()
     target: str | None = None
+    nan: str = "keep"
+    source_info: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -77,7 +81,9 @@ def lower(jitted: Any, structs: Sequence[jax.ShapeDtypeStruct], options: Lowerin
     target = targets.resolve(options.target)
     with _jax_private.calling_convention(target.calling_convention), _explicit_axes_explained():
         exported = portable_export(jitted, structs, options.platforms, options.disabled_checks)
-    serialized, has_shardings = stablehlo.write(exported.mlir_module(), target)
+    serialized, has_shardings = stablehlo.write(
+        exported.mlir_module(), target, keeps_nan=options.nan == "keep", source_info=options.source_info
+    )
     return LoweredModule(
         serialized=serialized,
         in_avals=tuple(exported.in_avals),

@@ -59,12 +59,10 @@ def patch() -> Iterator[None]:
 
 
 def _as_jax2tf(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `convert` with the two arguments that jax2tf has deprecated and that say what is always so."""
+    """Returns `convert` with other platforms by default."""
 
     @functools.wraps(original)
     def patched(fun_jax: Callable[..., Any], **kwargs: Any) -> Callable[..., Any]:
-        for deprecated in ("native_serialization", "enable_xla"):
-            kwargs.pop(deprecated, None)
         # jax2tf takes JAX's default backend alone, so that a file written on a machine with a GPU runs on GPUs only.
         kwargs["native_serialization_platforms"] = kwargs.get("native_serialization_platforms") or default_platforms()
         return convert(fun_jax, **kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import warnings
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ import jax
 
 from jaxbridge.errors import ConversionError
 from jaxbridge.jax2tf import _jax_private
+from jaxbridge.jax2tf.keep_nan import keep_nan
 
 if TYPE_CHECKING:
     from jaxbridge.jax2tf.targets import Target
@@ -23,6 +25,10 @@ _TOO_NEW = re.compile(
 )
 
 
+#: Modules without these have nothing for `keep_nan`.
+_MAY_LOSE_NAN = re.compile(r"stablehlo\.(maximum|minimum|clamp)\b")
+
+
 def parse_version(version: str) -> tuple[int, ...]:
     """Returns "1.13.7" as (1, 13, 7)."""
     parts = version.split(".")
@@ -33,23 +39,28 @@ def parse_version(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
-def write(mlir_text: str, target: Target) -> tuple[bytes, bool]:
+def write(mlir_text: str, target: Target, *, keeps_nan: bool = True, source_info: bool = False) -> tuple[bytes, bool]:
     """Returns a module as bytes that the target reads, and whether they hold annotations of the Shardy partitioner.
 
     Args:
         mlir_text: the module as `jax.export` gives it.
         target: what to write for. Annotations that it cannot read are left out, with a warning.
+        keeps_nan: whether a maximum or minimum is NaN where an operand is.
+        source_info: whether files and lines are written, beside the names of scopes.
 
     Raises:
         ConversionError: an op needs a newer StableHLO than the target reads, or ends the target's process.
     """
     has_shardings = "sdy." in mlir_text
-    form = {
-        "shardings": target.shardy,
-        "accuracies": parse_version(target.stablehlo) >= _FIRST_WITH_ACCURACY,
-    }
+    portable = functools.partial(
+        _jax_private.portable_module,
+        mlir_text,
+        shardings=target.shardy,
+        accuracies=parse_version(target.stablehlo) >= _FIRST_WITH_ACCURACY,
+        rewrite=keep_nan if keeps_nan and _MAY_LOSE_NAN.search(mlir_text) else None,
+    )
     _refuse_dot_algorithms(mlir_text, target)
-    text = _jax_private.portable_module(mlir_text, **form)
+    text = portable(source_info=source_info)
     if not target.shardy and "sdy.sharding_constraint" in mlir_text:
         warnings.warn(
             f"The sharding constraints of a JAX function are left out: {target.name} cannot read them. The results are the "
@@ -59,8 +70,7 @@ def write(mlir_text: str, target: Target) -> tuple[bytes, bool]:
     try:
         return _jax_private.serialize_module(text, target.stablehlo), has_shardings and target.shardy
     except jax.errors.JaxRuntimeError as error:
-        located = _jax_private.portable_module(mlir_text, **form, locations=True)
-        raise ConversionError(_too_new(located, target)) from error
+        raise ConversionError(_too_new(portable(source_info=True), target)) from error
 
 
 def _refuse_dot_algorithms(mlir_text: str, target: Target) -> None:

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from jaxbridge import backends
+from jaxbridge.backends.base import Lowering
 from jaxbridge.core import prng
 from jaxbridge.core.constraints import NOWHERE, Placement, without_annotations
 from jaxbridge.core.partition import Sharding
@@ -48,6 +49,9 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         rng_impl: the implementation of the keys: "threefry2x32" (None), "rbg" or "unsafe_rbg".
         native_serialization_platforms: platforms the function is lowered for on the TensorFlow backend, out of "cpu",
             "cuda", "rocm" and "tpu"; None for the one in use, plus "cpu".
+        nan: "keep": maxima and minima of floats are NaN where an operand is, as in JAX and numpy. "fast": on the TensorFlow
+            backend they are as its compiler has them, which on CPU may drop the NaN. Without effect on the JAX backend;
+            exports have a `nan` of their own.
         sharding: how arrays are split over a mesh: a `jaxbridge.Sharding`; None for what the module itself says of its
             variables, on the mesh of the Keras distribution in effect; "ignore" for not at all.
         **kwargs: of `keras.layers.Layer`.
@@ -66,6 +70,7 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
         seed: int | None = None,
         rng_impl: str | None = None,
         native_serialization_platforms: Sequence[str] | None = None,
+        nan: str = "keep",
         sharding: Sharding | Mapping[str, Any] | str | None = None,
         **kwargs: Any,
     ):
@@ -91,7 +96,10 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
             backend,
             polymorphic_shapes,
             polymorphic_constraints,
-            native_serialization_platforms,
+            Lowering(
+                None if native_serialization_platforms is None else tuple(native_serialization_platforms),
+                nan=nan,
+            ),
             Partitioning(sharding),
             first_seed,
         )
@@ -434,6 +442,7 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the layer, for saving."""
         runtime = self._runtime
+        lowering = runtime.lowering
         return {
             **super().get_config(),
             **self._packed_functions({"compute_output_shape_fn": self._shape_hook.fn}),
@@ -442,7 +451,8 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
             "seed": self.seed,
             **({} if self.rng_impl is None else {"rng_impl": self.rng_impl}),
             **({} if self.sharding is None else {"sharding": runtime.partitioning.get_config()}),
-            "native_serialization_platforms": None if runtime.platforms is None else list(runtime.platforms),
+            "native_serialization_platforms": None if lowering.platforms is None else list(lowering.platforms),
+            **({} if lowering.nan == "keep" else {"nan": lowering.nan}),
             "path_rules": self._rules.get_config(),
             **({"supports_masking": True} if self._supports_masking else {}),
         }

@@ -143,7 +143,7 @@ class Initialization:
         seen = [tuple(size for size in shape if isinstance(size, int)) for shape in shapes]
         is_known = [len(known) for known in seen] == [len(shape) for shape in shapes]
         failures: list[Exception] = []
-        for sizes in [signature.at_sizes(seen)] if is_known else signature.trials():
+        for sizes in [signature.at_known_sizes(seen)] if is_known else signature.trials():
             try:
                 params, state = jax.eval_shape(structs_of, self._seeds, sizes.structs())
             except (SignatureError, StructureError):  # nothing that other sizes would mend

@@ -42,6 +42,9 @@ class JaxLayer(BridgeLayer):
         rng_impl: "threefry2x32", "rbg" or "unsafe_rbg" for typed keys of this implementation; None for raw keys.
         native_serialization_platforms: platforms the function is lowered for on the TensorFlow backend, out of "cpu",
             "cuda", "rocm" and "tpu"; None for the one in use, plus "cpu".
+        nan: "keep": maxima and minima of floats are NaN where an operand is, as in JAX and numpy. "fast": on the TensorFlow
+            backend they are as its compiler has them, which on CPU may drop the NaN. Without effect on the JAX backend;
+            exports have a `nan` of their own.
         sharding: how arrays are split over a mesh: a `jaxbridge.Sharding`, or None for not at all.
         **kwargs: of `keras.layers.Layer`.
 
@@ -77,6 +80,7 @@ class JaxLayer(BridgeLayer):
         polymorphic_shapes: Any = None,
         polymorphic_constraints: Sequence[str] = (),
         rng_impl: str | None = None,
+        nan: str = "keep",
         sharding: Sharding | Mapping[str, Any] | str | None = None,
         **kwargs: Any,
     ):
@@ -94,6 +98,7 @@ class JaxLayer(BridgeLayer):
             seed=seed,
             rng_impl=rng_impl,
             native_serialization_platforms=native_serialization_platforms,
+            nan=nan,
             sharding=sharding,
             **kwargs,
         )

@@ -67,6 +67,9 @@ class ModuleLayer(BridgeLayer):
         rng_impl: the implementation of the keys: "threefry2x32" (None), "rbg" or "unsafe_rbg".
         native_serialization_platforms: platforms the module is lowered for on the TensorFlow backend, out of "cpu",
             "cuda", "rocm" and "tpu"; None for the one in use, plus "cpu".
+        nan: "keep": maxima and minima of floats are NaN where an operand is, as in JAX and numpy. "fast": on the TensorFlow
+            backend they are as its compiler has them, which on CPU may drop the NaN. Without effect on the JAX backend;
+            exports have a `nan` of their own.
         sharding: how arrays are split over a mesh: a `jaxbridge.Sharding`; None for what the module itself says of its
             variables, on the mesh of the Keras distribution in effect; "ignore" for not at all.
         **options: of `keras.layers.Layer`.
@@ -105,6 +108,7 @@ class ModuleLayer(BridgeLayer):
         polymorphic_constraints: Sequence[str] = (),
         seed: int | None = None,
         rng_impl: str | None = None,
+        nan: str = "keep",
         native_serialization_platforms: Sequence[str] | None = None,
         sharding: Sharding | Mapping[str, Any] | str | None = None,
         **options: Any,
@@ -134,6 +138,7 @@ class ModuleLayer(BridgeLayer):
             seed=seed,
             rng_impl=rng_impl,
             native_serialization_platforms=native_serialization_platforms,
+            nan=nan,
             sharding=sharding,
             **options,
         )

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from jaxbridge import backends
-from jaxbridge.backends.base import Backend, PureFunction
+from jaxbridge.backends.base import Backend, Lowering, PureFunction
 from jaxbridge.core._jax_private import trace_context
 from jaxbridge.core.canonical import canonical_key
 from jaxbridge.core.ladder import infer_outputs
@@ -51,11 +51,11 @@ class LiftedFunctions:
 
     Args:
         backend: the Keras backend.
-        platforms: as the layer takes them.
+        lowering: what the layer itself says of it.
     """
 
-    def __init__(self, backend: Backend, platforms: tuple[str, ...] | None):
-        self._backend, self._platforms = backend, platforms
+    def __init__(self, backend: Backend, lowering: Lowering):
+        self._backend, self._lowering = backend, lowering
         self._found: dict[Any, Any] = {}
 
     def get(
@@ -75,7 +75,7 @@ class LiftedFunctions:
         """
         arrays, treedef = jax.tree.flatten(variables)
         dtypes = tuple([_dtype_name(array.dtype) for array in arrays])
-        lowering = backends.lowering_in_effect(self._platforms)
+        lowering = backends.lowering_in_effect(self._lowering)
         # Looked up by every call outside of a trace, so before anything that takes longer than a hash.
         words = tuple([seed.shape[0] for seed in jax.tree.leaves(variables[2])])  # one more among replicas
         key = (inputs, training, treedef, dtypes, words, lowering, trace_context())
@@ -105,7 +105,7 @@ class Runtime:
         backend: the Keras backend.
         polymorphic_shapes: as the layer takes them.
         constraints: as the layer takes them.
-        platforms: as the layer takes them.
+        lowering: what the layer itself says of it.
         partitioning: what the layer is told of sharding.
         first_seed: the seed that the layer draws with.
     """
@@ -117,7 +117,7 @@ class Runtime:
         backend: Backend,
         polymorphic_shapes: Any,
         constraints: Sequence[str],
-        platforms: Sequence[str] | None,
+        lowering: Lowering,
         partitioning: Partitioning,
         first_seed: int,
     ):
@@ -126,7 +126,7 @@ class Runtime:
         self.backend = backend
         self.polymorphic_shapes = polymorphic_shapes
         self.constraints = tuple(constraints)
-        self.platforms = tuple(platforms) if platforms else None
+        self.lowering = lowering
         self.partitioning = partitioning
         self.first_seed = first_seed
         #: The dtype of floating outputs; None for that of the function.
@@ -140,7 +140,7 @@ class Runtime:
         self.seen: SeenInputs | None = None
         self._programs: dict[Any, tuple[Hashable | None, Program]] = {}
         self._signatures: dict[Any, Signature] = {}
-        self._lifted = LiftedFunctions(backend, self.platforms)
+        self._lifted = LiftedFunctions(backend, lowering)
 
     @property
     def key(self) -> Hashable | None:

@@ -120,6 +120,13 @@ def test_call_tf_is_compiled_in():
     np.testing.assert_allclose(tape.gradient(y, x), -np.sin(np.sin(X)) * np.cos(X), rtol=1e-4, atol=1e-6)
 
 
+def test_a_variable_that_call_tf_captures_is_named():
+    scale = tf.Variable(2.0, name="scale")
+    converted = jax2tf.convert(original.call_tf(lambda x: x * scale))
+    with pytest.warns(UserWarning, match="reads 'scale:0'.*constants"):
+        np.testing.assert_allclose(converted(tf.ones(3)), np.full(3, 2.0))
+
+
 def test_shard_map_over_one_device():
     mesh = jax.make_mesh((1,), ("data",))
     fn = lambda x: jax.shard_map(lambda v: jax.lax.psum(v, "data") * 2, mesh=mesh, in_specs=P(), out_specs=P())(x)

@@ -34,7 +34,10 @@ def test_jax_portable_module_makes_calls_of_composites():
     assert "stablehlo.composite" in text
     assert "stablehlo.composite" not in portable
     assert "func.func" in portable
-    assert "loc(" not in portable
+    assert "top_k" in "".join(re.findall(r"(?m)^#loc.*", portable))
+    assert ".py" in text
+    assert ".py" not in portable
+    assert ".py" in _jax_private.portable_module(text, source_info=True)
     assert "@shape_assertion" in text
     assert "@shape_assertion" not in portable
 

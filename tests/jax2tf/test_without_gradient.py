@@ -33,7 +33,7 @@ REVERSE = "JAX cannot differentiate this function in reverse mode"
 FUNCTIONS = {
     "while_loop": (while_loop, {}, REVERSE),
     "fori_loop": (
-        lambda x: lax.fori_loop(0, x.shape[0], lambda i, c: c + i * jnp.sin(x), x),
+        lambda x: lax.fori_loop(0, jnp.argmax(x), lambda i, c: c + i * jnp.sin(x), x),
         {},
         REVERSE,
     ),
