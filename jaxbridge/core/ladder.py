@@ -99,7 +99,9 @@ def unknown_shape_error(error: Exception, signature: Signature, trace: Trace) ->
     if own is not None:
         return own
     names = signature.symbols()
-    said = advice(error, signature, lambda other: _works(trace, other))
+    said = advice(error, signature, lambda other: _works(trace, other)) or (
+        f"No sizes were found that fulfil the constraints {', '.join(signature.constraints)}."
+    )
     found = ShapeError(
         f"The function cannot be traced for inputs of shapes {', '.join(signature.shapes)}, where "
         f"{', '.join(map(repr, names))} {'is' if len(names) == 1 else 'are'} unknown: {type(error).__name__}: {error}\n"

@@ -137,3 +137,8 @@ def test_structures_and_dtypes():
 def test_a_rank_that_depends_on_a_size_is_refused():
     with pytest.raises(ShapeError):
         infer(lambda x: x[0] if int(x.shape[0]) % 2 else x.reshape(-1)[: int(x.shape[0]) % 3], (None, 3), False)
+
+
+def test_constraints_that_no_size_fulfils_are_said():
+    with pytest.raises(ShapeError, match="No sizes were found that fulfil the constraints k >= 500, k <= 300"):
+        infer(int_size, (None, 3), False, declared=("(k, 3)",), constraints=("k >= 500", "k <= 300"))
