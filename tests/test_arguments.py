@@ -87,6 +87,7 @@ DOORS = {
 
 # Some, so that nothing has to be made to be refused.
 FLAGS = ["false", None, 2, [True], np.ones(2)]
+FLAGS_OR_NONE = [value for value in FLAGS if value is not None]
 TEXTS = [3, b"x", ["x"], object(), np.ones(2)]
 FUNCTIONS = [3, "tanh", [double], X, {}]
 MAPPINGS = [3, "ab", ["ab"], {1: 2}, object()]
@@ -115,6 +116,9 @@ WRONG = {
     "model": [3, "m", X],
     "module": [3, "m", X],
     "name": TEXTS,
+    "nan": [3, "no", None, True],
+    "enable_xla": FLAGS_OR_NONE,
+    "native_serialization": FLAGS_OR_NONE,
     "native_serialization_disabled_checks": [3, "platform", [1], object()],
     "native_serialization_platforms": [3, "cpu", ("gpu",), ("cpu", "cpu"), [1]],
     "path": [3, None, "", b"x", object()],
@@ -127,6 +131,7 @@ WRONG = {
     "rngs": [3, "dropout", [1], {1: "always"}, object()],
     "seed": [1.5, "3", -1, 2**32, True],
     "sharding": [3, "no", object()],
+    "source_info": FLAGS,
     "stablehlo_version": [3, b"1.0", ["1.13.0"]],
     "target": [3, b"1.0", ["1.13.0"]],
     "trainable": FLAGS,

@@ -113,6 +113,7 @@ EXPECTED: dict[str, Kind] = {
         )
     ),
     "compute_output_shape_fn": or_none(Kind("a function of the input's shape", callable)),
+    "enable_xla": or_none(FLAG),
     "export": FLAG,
     "fun_jax": FUNCTION,
     "gradient": FLAG,
@@ -128,6 +129,7 @@ EXPECTED: dict[str, Kind] = {
     "name": or_none(TEXT),
     # What maxima and minima do where TensorFlow compiles them: NaN where an operand is, or what its compiler has.
     "nan": one_of("keep", "fast"),
+    "native_serialization": or_none(FLAG),
     "native_serialization_disabled_checks": Kind(
         "a sequence of `jax.export.DisabledSafetyCheck`s",
         lambda value: _is_sequence(value) and all(isinstance(v, jax.export.DisabledSafetyCheck) for v in value),
