@@ -44,7 +44,7 @@ def test_it_runs_and_trains_in_32_bits():
 @pytest.mark.keras_backends("tensorflow")
 def test_built_in_64_bits_and_called_without():
     with jax.enable_x64(True):
-        layer = float64_layer()
+        layer = FlaxLayer(nn.Dense(2, param_dtype="float64"), dtype="float64", seed=0)
         wide = keras.ops.convert_to_numpy(layer(X))
     assert wide.dtype == np.float64
     with pytest.warns(UserWarning, match="float64 to float32"):
