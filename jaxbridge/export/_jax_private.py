@@ -67,7 +67,6 @@ def with_mesh(exported: jax.export.Exported, axes: Mapping[str, int]) -> jax.exp
         exported: the function; its derivative is changed in the same way.
         axes: name -> size, in the order of the devices.
     """
-    vjp = with_mesh(exported.vjp(), axes) if exported.has_vjp() else None
     place = lambda sharding: _with_mesh(sharding, axes)
     return dataclasses.replace(
         exported,
@@ -75,7 +74,8 @@ def with_mesh(exported: jax.export.Exported, axes: Mapping[str, int]) -> jax.exp
         nr_devices=1 if exported.nr_devices == 1 else math.prod(axes.values()),
         _in_named_shardings=tuple(map(place, exported._in_named_shardings)),
         _out_named_shardings=tuple(map(place, exported._out_named_shardings)),
-        _get_vjp=None if vjp is None else lambda _: vjp,
+        # When it is asked for: one that was just exported has derivatives of any order.
+        _get_vjp=(lambda _: with_mesh(exported.vjp(), axes)) if exported.has_vjp() else None,
     )
 
 

@@ -90,8 +90,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_for(item: pytest.Item, backend: str | None) -> bool:
-    marker = item.get_closest_marker(_MARKER)
-    return marker is None or not marker.args or backend in marker.args
+    # A test and a single parameter of it may both have one.
+    own = [marker for marker in item.own_markers if marker.name == _MARKER]
+    markers = own or filter(None, [item.get_closest_marker(_MARKER)])
+    return all(not marker.args or backend in marker.args for marker in markers)
 
 
 def _backend_of(item: pytest.Item) -> str | None:

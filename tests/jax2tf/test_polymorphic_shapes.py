@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from jaxbridge import jax2tf
-from jaxbridge.errors import ShapeError
+from jaxbridge.errors import ShapeError, SignatureError
 
 
 def zeros(*shape: int) -> np.ndarray:
@@ -119,7 +119,6 @@ UNREADABLE = {
     "constraint": (["b, 3"], ("b > 2",), "'==' or '>=' or '<='"),
     "symbol_of_no_size": (["b, 3"], ("c >= 2",), "names 'c', and the inputs have the shapes"),
     "not_linear": (["b*c, 3"], (), "symbol '.' does not follow from the shapes"),
-    "type": ([3], (), "must be None or a text"),
     "too_many": (["b, 3", None], (), "per positional argument"),
     "too_few": ([], (), "per positional argument"),
     "wrong_tree": ([{"a": "b, 3"}], (), "per positional argument"),
@@ -131,6 +130,11 @@ def test_unreadable(name: str):
     shapes, constraints, message = UNREADABLE[name]
     with pytest.raises(ShapeError, match=message):
         jax2tf.convert(total, polymorphic_shapes=shapes, polymorphic_constraints=constraints)(zeros(2, 3))
+
+
+def test_unreadable_type():
+    with pytest.raises(SignatureError, match="`polymorphic_shapes` must be None, a shape text"):
+        jax2tf.convert(total, polymorphic_shapes=[3])
 
 
 def test_unknown_rank():
