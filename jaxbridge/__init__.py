@@ -1,5 +1,9 @@
 """JAX code inside Keras, on its JAX and TensorFlow backends, out to SavedModels."""
 
+from jaxbridge import _optional
+
+_optional.import_keras()
+
 from jaxbridge.core.partition import Sharding as Sharding
 from jaxbridge.export import ExportReport as ExportReport
 from jaxbridge.export import dtensor_variables as dtensor_variables

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from types import ModuleType
 
 from jaxbridge.errors import MissingDependencyError
@@ -15,6 +16,24 @@ EXTRAS = {
     "equinox": ("equinox", "equinox"),
     "rich": ("rich", "cli"),
 }
+
+
+def import_keras() -> None:
+    """Imports Keras, which imports its backend: TensorFlow, where nobody says otherwise.
+
+    Raises:
+        MissingDependencyError: TensorFlow is not installed and nothing says that Keras is to use another backend.
+    """
+    try:
+        importlib.import_module("keras")
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("tensorflow") or "KERAS_BACKEND" in os.environ:
+            raise
+        raise MissingDependencyError(
+            "Keras uses TensorFlow unless it is told otherwise, and TensorFlow is not installed. Set the environment variable "
+            "KERAS_BACKEND=jax before Keras is imported (`os.environ['KERAS_BACKEND'] = 'jax'`), or install TensorFlow with "
+            "`pip install 'jaxbridge[tensorflow]'`."
+        ) from error
 
 
 def require(name: str, needed_for: str) -> ModuleType:

@@ -43,6 +43,10 @@ class PartitionerError(ShardingError, RuntimeError):
     """The partitioner of JAX that knows names of axes is switched off."""
 
 
+class LostVariablesError(JaxBridgeError, RuntimeError):
+    """Variables have no values any more: a training step that failed had been given their buffers."""
+
+
 class MissingDependencyError(JaxBridgeError, ImportError):
     """An optional package is needed and not installed."""
 

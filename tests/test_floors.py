@@ -23,7 +23,7 @@ UNDER_CLI = {*UNDER_EXPORT, "stages", "export", "testing"}
 # `errors` and `_optional` are open to all above them.
 FLOORS: dict[str, tuple[set[str], set[str]]] = {
     "errors": (set(), set()),
-    "_optional": (set(), {"tensorflow", *MODULE_LIBRARIES}),
+    "_optional": (set(), {"keras", "tensorflow", *MODULE_LIBRARIES}),
     "core": (set(), ARRAYS),
     "jax2tf": ({"core"}, {*ARRAYS, "tensorflow"}),
     "adapters": ({"core"}, {*ARRAYS, *MODULE_LIBRARIES}),

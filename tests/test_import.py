@@ -50,3 +50,19 @@ def test_the_command_imports_nothing_before_it_needs_it():
 def test_no_optional_package_is_imported(imported: set[str], package: str):
     assert "jaxbridge" in imported
     assert package not in imported
+
+
+def test_without_tensorflow_it_says_which_backend_to_set(tmp_path: Path):
+    source = """
+        import sys
+        sys.modules["tensorflow"] = None  # an import is a ModuleNotFoundError
+        try:
+            import jaxbridge
+        except ImportError as error:
+            print(type(error).__name__, error)
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("KERAS_")}
+    environment["KERAS_HOME"] = str(tmp_path)
+    command = [sys.executable, "-c", textwrap.dedent(source)]
+    result = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert "MissingDependencyError" in result.stdout and "KERAS_BACKEND=jax" in result.stdout, result.stderr

@@ -21,6 +21,7 @@ from jaxbridge.distribution.native import layout_of
 from jaxbridge.errors import ExportError, JaxBridgeError, ShapeError, SignatureError
 from jaxbridge.export._keras_private import input_was_made_up
 from jaxbridge.layers.base import BridgeLayer
+from jaxbridge.layers.variables import check_values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +123,7 @@ def make_endpoint(
     if not model.built:
         raise ExportError(f"Model '{model.name}' is not built: call it once, or give its inputs with `keras.Input`.")
     _check_call(model)
+    check_values(model.variables)
     if inputs is None:
         inputs = _inputs_of(model)
     else:

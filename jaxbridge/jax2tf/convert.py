@@ -18,6 +18,7 @@ from jaxbridge.core import dims, records
 from jaxbridge.core._jax_private import trace_context
 from jaxbridge.core.arguments import checked
 from jaxbridge.core.canonical import canonical_key
+from jaxbridge.core.dense import instead_of
 from jaxbridge.core.helpful_sizes import advice
 from jaxbridge.core.programs import MADE_KEPT, PROGRAMS, Program
 from jaxbridge.core.shapes import Signature, Size, make_signature
@@ -118,9 +119,9 @@ def convert(
     def converted(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = plain_containers((args, kwargs))
         paths, values, treedef = _flatten_args(args, kwargs)
+        tensors = [to_tensor(value, path) for path, value in zip(paths, values, strict=True)]
         if not narrowed:
             narrowed.extend(_warn_narrowed(paths, values))
-        tensors = [to_tensor(value, path) for path, value in zip(paths, values, strict=True)]
         signature = _signature(polymorphic_shapes, constraints, args, kwargs, tensors)
         return conversions.get(treedef, signature)(tensors, with_gradient)
 
@@ -305,6 +306,11 @@ def to_tensor(value: Any, path: str) -> Any:
         raise ConversionError(
             f"Argument '{path}' is a JAX tracer: a converted function is a TensorFlow function and cannot be called "
             "inside jax.jit, jax.grad or another JAX transformation. Call the JAX function itself there."
+        )
+    instead = instead_of(value, takes_sparse=True)  # the leaves of a sparse array are arrays
+    if instead is not None:
+        raise ConversionError(
+            f"Argument '{path}' is a {type(value).__name__}, and JAX takes dense arrays of numbers. Pass {instead}."
         )
     if not isinstance(value, tf.Tensor | tf.Variable):
         try:

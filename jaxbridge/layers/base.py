@@ -164,7 +164,7 @@ class BridgeLayer(RuleMethods, keras.layers.Layer):
     # Building.
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        check_inputs(args, kwargs)
+        check_inputs(args, kwargs, self._runtime.backend.traces_with_jax)
         if keras.config.floatx() == "bfloat16":
             args = tuple(keras.tree.map_structure(_kept_exact, value) for value in args)
             kwargs = {name: keras.tree.map_structure(_kept_exact, value) for name, value in kwargs.items()}

@@ -9,8 +9,9 @@ from typing import Any
 import jax
 import keras
 
+from jaxbridge.core.dense import instead_of
 from jaxbridge.core.tree_paths import path_text
-from jaxbridge.errors import StructureError
+from jaxbridge.errors import SignatureError, StructureError
 
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 
@@ -63,11 +64,28 @@ def _sequence(children: list[Any], path: str, at: Any) -> list[Any]:
     return [known_to_keras(child, at(index)) for index, child in enumerate(children)]
 
 
-def check_inputs(args: Any, kwargs: Any) -> None:
-    """Raises a StructureError if tensors are in a structure that Keras does not look into.
+def check_inputs(args: Any, kwargs: Any, takes_sparse: bool) -> None:
+    """Raises if an input is something that cannot be given to a layer.
 
     Keras takes tensors only by position; by name anything, in whose inside it finds no tensors of a graph.
+
+    Args:
+        args: the inputs by position.
+        kwargs: the inputs by name.
+        takes_sparse: whether the backend has the sparse arrays of JAX.
+
+    Raises:
+        SignatureError: an input is no dense array of numbers.
+        StructureError: tensors are in a structure that Keras does not look into.
     """
+    for number, leaf in enumerate(keras.tree.flatten((args, kwargs))):
+        instead = instead_of(leaf, takes_sparse)
+        if instead is not None:
+            dtype = f" of dtype {getattr(leaf.dtype, 'name', leaf.dtype)}" if hasattr(leaf, "dtype") else ""
+            raise SignatureError(
+                f"Input {number} of the layer is a {type(leaf).__name__}{dtype}, and JAX takes dense arrays of numbers. "
+                f"Pass {instead}."
+            )
     by_position = [_opaque(leaf, lambda inner: hasattr(inner, "shape")) for leaf in keras.tree.flatten(args)]
     by_name = [_opaque(leaf, lambda inner: isinstance(inner, keras.KerasTensor)) for leaf in keras.tree.flatten(kwargs)]
     for name in filter(None, [*by_position, *by_name]):

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -24,6 +24,7 @@ from jaxbridge.core.tree_paths import clean_paths, is_array, leaf_paths
 from jaxbridge.distribution._keras_private import PlacedVariable
 from jaxbridge.distribution.abstract import values_are_wanted
 from jaxbridge.distribution.layouts import Decision, decide, remember
+from jaxbridge.errors import LostVariablesError, StructureError
 
 
 class PartitionedTree:
@@ -118,6 +119,7 @@ class VariableTree:
         self.original_paths = parts.paths(prefix)
         self.paths = clean_paths(self.original_paths)
         self._structs = parts.arrays
+        _check_dtypes(self.paths, self._structs, parent)
         self.decisions = [
             decide(f"{parent}/{path}" if parent else path, struct.shape, annotations.get(original))
             for path, original, struct in zip(self.paths, self.original_paths, parts.arrays, strict=True)
@@ -168,7 +170,11 @@ class VariableTree:
 
     def values(self) -> list[Any]:
         """Returns the variables' values, cast as the call's dtype policy wants them."""
-        return [variable.value for variable in self.variables]
+        try:
+            return [variable.value for variable in self.variables]
+        except TypeError:
+            check_values(self.variables)
+            raise
 
     def trained(self) -> list[bool]:
         """Returns which of the variables are trained, as things are now."""
@@ -179,6 +185,22 @@ class VariableTree:
         for variable, value in zip(self.variables, values, strict=True):
             if value is not None:
                 variable.assign(value)
+
+
+def check_values(variables: Iterable[keras.Variable]) -> None:
+    """Raises a LostVariablesError if variables have no values.
+
+    Keras' training step on JAX takes the values out of the variables and gives their buffers away; where it fails while it
+    runs, they are not put back (Keras 3.15).
+    """
+    for variable in variables:
+        try:
+            _ = variable.value
+        except TypeError as error:  # Keras calls the initializer, of which there is none
+            raise LostVariablesError(
+                f"Variable '{variable.path}' has no value any more. A `fit` or `train_on_batch` that failed while a step ran "
+                "had given its buffers away. Make the model anew, and load its weights if they were saved."
+            ) from error
 
 
 def _make_variable(
@@ -212,6 +234,17 @@ def _make_variable(
             name=name,
             **options,
         )
+
+
+def _check_dtypes(paths: Sequence[str], structs: Sequence[Any], parent: str) -> None:
+    for path, struct in zip(paths, structs, strict=True):
+        try:
+            keras.backend.standardize_dtype(np.dtype(struct.dtype).name)
+        except ValueError as error:
+            raise StructureError(
+                f"'{path}' of layer '{parent}' has the dtype {struct.dtype}, which Keras has no variables of. Keep it in "
+                f"another, such as int8, and cast it where it is used: `w.astype(jnp.{struct.dtype})`."
+            ) from error
 
 
 def _aggregation(struct: Any, trainable: bool) -> str:

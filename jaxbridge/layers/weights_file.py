@@ -11,6 +11,7 @@ import numpy as np
 from jaxbridge import backends
 from jaxbridge.distribution.native import assign_placed
 from jaxbridge.errors import StructureError
+from jaxbridge.layers.variables import check_values
 
 #: No variable's path has this name: paths hold no dots.
 _SEED_STATE = "seed_generator.state"
@@ -21,6 +22,7 @@ def write(store: Any, variables: Mapping[str, keras.Variable], seed_state: keras
 
     Where several processes hold parts of a variable, all of them must call this.
     """
+    check_values(variables.values())
     whole = backends.current().host_value
     for path, variable in variables.items():
         store[path.replace("/", ".")] = whole(variable.value)
