@@ -227,7 +227,8 @@ class _LinenModel:
             difference = leaf_difference(collection, after[name])
             if difference is not None:
                 raise StructureError(
-                    f"The collection '{name}' changes its form with every call: {difference}. If it is sown, say what "
+                    f"The collection '{name}' changes its form with every call: {difference}. If its dtype follows that of the "
+                    "inputs, fix it (`nn.BatchNorm(param_dtype='float64')`). If it is sown, say what "
                     f"becomes of it: `collections={{'{name}': 'drop'}}`, 'return' (beside the outputs) or 'loss' (added "
                     "to the model's losses)."
                 )

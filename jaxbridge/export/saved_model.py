@@ -259,7 +259,8 @@ def _trace(endpoint: Endpoint, lowering: Lowering, gradient_order: int) -> tuple
 
     module = tf.Module()
     module.model_variables = variables = [
-        tf.Variable(tf.constant(host_array(v)), name=v.path, trainable=v.trainable, dtype=v.dtype)
+        # Of the dtype of the array: JAX without its 64-bit types keeps 32 bits in a variable that says float64.
+        tf.Variable(tf.constant(host_array(v)), name=v.path, trainable=v.trainable)
         for v in endpoint.variables
     ]
     module.resources = _resources(endpoint.model)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
@@ -62,3 +63,26 @@ def test_nan_of_the_file_alone_is_a_warning():
 def test_what_is_not_finite_must_be_the_same(have: list[float]):
     with pytest.raises(ExportError, match="output 'y' differs"):
         verify._difference("y", np.float32([1, np.inf]), np.float32(have), [(2,)], 1e-4)
+
+
+@pytest.mark.keras_backends("tensorflow")
+def test_tensorflow_lite_takes_fast():
+    """It has no reducer but its own, so a softmax that keeps NaN is refused."""
+    import tensorflow as tf
+
+    from jaxbridge import jax2tf
+
+    def lite(nan: str) -> bytes:
+        function = tf.function(jax2tf.convert(jax.nn.softmax, nan=nan, with_gradient=False), autograph=False)
+        specs = [function.get_concrete_function(tf.TensorSpec((2, 3)))]
+        return tf.lite.TFLiteConverter.from_concrete_functions(specs, function).convert()
+
+    interpreter = tf.lite.Interpreter(model_content=lite("fast"))
+    interpreter.allocate_tensors()
+    x = np.float32([[1, 2, 3], [0, 0, 1]])
+    interpreter.set_tensor(interpreter.get_input_details()[0]["index"], x)
+    interpreter.invoke()
+    got = interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
+    np.testing.assert_allclose(got, jax.nn.softmax(x), rtol=1e-6)
+    with pytest.raises(Exception, match="reduce"):
+        lite("keep")

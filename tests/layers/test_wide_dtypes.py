@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from jaxbridge import FlaxLayer
+from jaxbridge import FlaxLayer, JaxLayer, export_saved_model
 
 X = np.random.default_rng(0).normal(size=(4, 3))
 
@@ -50,3 +50,18 @@ def test_built_in_64_bits_and_called_without():
     with pytest.warns(UserWarning, match="float64 to float32"):
         got = keras.ops.convert_to_numpy(layer(X))
     np.testing.assert_allclose(got, wide, rtol=1e-5, atol=1e-6)
+
+
+def test_exported_as_it_computes(tmp_path):
+    """On JAX a variable that says float64 holds 32 bits."""
+    model = keras.Sequential([keras.Input((3,), dtype="float64"), float64_layer()])
+    report = export_saved_model(model, tmp_path / "served")
+    assert report.verification is not None and report.verification.max_difference <= 1e-5
+
+
+@pytest.mark.parametrize("dtype", ["complex128", "int64", "uint64"])
+def test_inputs_of_64_bits_are_narrowed(dtype):
+    layer = JaxLayer(lambda inputs: inputs * 2)
+    got = keras.ops.convert_to_numpy(layer(np.array([1, 2], dtype)))
+    assert got.dtype == {"complex128": "complex64", "int64": "int32", "uint64": "uint32"}[dtype]
+    np.testing.assert_array_equal(got, [2, 4])
