@@ -160,7 +160,7 @@ def test_a_model_that_cannot_be_traced_for_unknown_sizes(tmp_path):
 
     x = keras.Input((None, 4), name="x")
     model = keras.Model(x, JaxLayer(call, compute_output_shape_fn=lambda shape: shape)(x))
-    with pytest.raises(ShapeError, match=r"(?s)are unknown.*polymorphic_constraints=\(.size_1 >= 6.,\)"):
+    with pytest.raises(ShapeError, match=r"(?s)are unknown.*polymorphic_constraints="):
         export_saved_model(model, tmp_path / "served")
     assert left(tmp_path) == []
     report = export_saved_model(model, tmp_path / "served", inputs=keras.KerasTensor((2, 7, 4)), verify=False)

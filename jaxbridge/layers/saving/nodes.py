@@ -19,7 +19,7 @@ import numpy as np
 from jaxbridge import adapters
 from jaxbridge.errors import StructureError
 from jaxbridge.layers.saving import keras_form
-from jaxbridge.layers.saving.allowed import KEY_WORDS
+from jaxbridge.layers.saving.allowed import KEY_WORDS, LIBRARIES
 from jaxbridge.layers.saving.methods import check_method
 from jaxbridge.layers.saving.names import Names, adapter_of
 from jaxbridge.layers.saving.parts import (
@@ -273,12 +273,18 @@ class Module(Node):
     def check(self, names: Names) -> None:
         self.type.check(names)
         self.adapter = adapter_of(self.library, self.where)
-        if not isinstance(self.type.found, type) or not self.adapter.handles(self.type.found):
+        if not isinstance(self.type.found, type) or not self._is_a_module(self.type.found):
             raise StructureError(
                 f"{self.where}: the file names {self.type.found!r} as a module of {self.library}, which it is not."
             )
         for field in self.fields.values():
             field.check(names)
+
+    def _is_a_module(self, cls: type) -> bool:
+        assert self.adapter is not None
+        # An adapter of somebody else may know instances alone; classes of its library are its own to make.
+        is_ours = self.library.partition(".")[0] in ("builtins", *LIBRARIES)
+        return self.adapter.handles(cls) or (not is_ours and adapters.belongs(cls, self.library))
 
     def build(self) -> Any:
         assert self.adapter is not None
