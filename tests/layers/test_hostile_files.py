@@ -248,6 +248,8 @@ HOSTILE = {
 @pytest.fixture(scope="module")
 def good(tmp_path_factory):
     """Two good files: of a FlaxLayer and of a JaxLayer."""
+    for library in adapters.libraries():
+        adapters.load(library)  # which imports the library: what a test counts is what a file imports
     folder = tmp_path_factory.mktemp("good")
     layers = {"flax": FlaxLayer(nn.Sequential([nn.relu])), "jax": JaxLayer(half)}
     for which, layer in layers.items():
