@@ -21,4 +21,4 @@ def warn_of_settled(given: Mapping[str, bool | None]) -> None:
             text, kind = f"`{name}={value}` says what is always so; leave it out.", DeprecationWarning
         else:
             text, kind = f"`{name}={value}` has no effect: {_SETTLED[name]}. Leave it out.", UserWarning
-        warnings.warn(text, kind, stacklevel=3)
+        warnings.warn(text, kind, stacklevel=4)  # the caller of `convert`, behind what checks the arguments
