@@ -17,13 +17,22 @@ _TIMES = "numbers: `x.astype('int64')` for times, after it was brought to one un
 _KINDS = {"S": _TEXTS, "U": _TEXTS, "T": _TEXTS, "O": _OBJECTS, "M": _TIMES, "m": _TIMES}
 
 
-def instead_of(value: Any, takes_sparse: bool = False) -> str | None:
-    """Returns what to pass instead of a value that is no dense array of numbers; None where it is one, or no array at all.
+def refusal(value: Any, takes_sparse: bool = False) -> str | None:
+    """Returns what a value is and what to pass instead, for messages; None where JAX takes it, or it is no array at all.
 
     Args:
         value: anything.
         takes_sparse: whether sparse arrays of JAX (BCOO) are taken as they are.
     """
+    instead = _instead_of(value, takes_sparse)
+    if instead is None:
+        return None
+    dtype = f" of dtype {getattr(value.dtype, 'name', value.dtype)}" if hasattr(value, "dtype") else ""
+    return f"a {type(value).__name__}{dtype}, and JAX takes dense arrays of numbers. Pass {instead}."
+
+
+def _instead_of(value: Any, takes_sparse: bool) -> str | None:
+    """Returns what to pass instead of a value that is no dense array of numbers."""
     cls = type(value)
     library = cls.__module__
     if not takes_sparse and library.startswith(_SPARSE_OF_JAX[0]):

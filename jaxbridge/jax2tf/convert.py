@@ -18,7 +18,7 @@ from jaxbridge.core import dims, records
 from jaxbridge.core._jax_private import trace_context
 from jaxbridge.core.arguments import checked
 from jaxbridge.core.canonical import canonical_key
-from jaxbridge.core.dense import instead_of
+from jaxbridge.core.dense import refusal
 from jaxbridge.core.helpful_sizes import advice
 from jaxbridge.core.programs import MADE_KEPT, PROGRAMS, Program
 from jaxbridge.core.shapes import Signature, Size, make_signature
@@ -307,11 +307,9 @@ def to_tensor(value: Any, path: str) -> Any:
             f"Argument '{path}' is a JAX tracer: a converted function is a TensorFlow function and cannot be called "
             "inside jax.jit, jax.grad or another JAX transformation. Call the JAX function itself there."
         )
-    instead = instead_of(value, takes_sparse=True)  # the leaves of a sparse array are arrays
-    if instead is not None:
-        raise ConversionError(
-            f"Argument '{path}' is a {type(value).__name__}, and JAX takes dense arrays of numbers. Pass {instead}."
-        )
+    refused = refusal(value, takes_sparse=True)  # the leaves of a sparse array are arrays
+    if refused is not None:
+        raise ConversionError(f"Argument '{path}' is {refused}")
     if not isinstance(value, tf.Tensor | tf.Variable):
         try:
             if isinstance(value, bool | int | float | complex):

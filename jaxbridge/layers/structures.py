@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import keras
 
-from jaxbridge.core.dense import instead_of
+from jaxbridge.core.dense import refusal
 from jaxbridge.core.tree_paths import path_text
 from jaxbridge.errors import SignatureError, StructureError
 
@@ -79,13 +79,9 @@ def check_inputs(args: Any, kwargs: Any, takes_sparse: bool) -> None:
         StructureError: tensors are in a structure that Keras does not look into.
     """
     for number, leaf in enumerate(keras.tree.flatten((args, kwargs))):
-        instead = instead_of(leaf, takes_sparse)
-        if instead is not None:
-            dtype = f" of dtype {getattr(leaf.dtype, 'name', leaf.dtype)}" if hasattr(leaf, "dtype") else ""
-            raise SignatureError(
-                f"Input {number} of the layer is a {type(leaf).__name__}{dtype}, and JAX takes dense arrays of numbers. "
-                f"Pass {instead}."
-            )
+        refused = refusal(leaf, takes_sparse)
+        if refused is not None:
+            raise SignatureError(f"Input {number} of the layer is {refused}")
     by_position = [_opaque(leaf, lambda inner: hasattr(inner, "shape")) for leaf in keras.tree.flatten(args)]
     by_name = [_opaque(leaf, lambda inner: isinstance(inner, keras.KerasTensor)) for leaf in keras.tree.flatten(kwargs)]
     for name in filter(None, [*by_position, *by_name]):
